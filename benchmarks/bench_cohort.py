@@ -108,21 +108,21 @@ def plainly():
         yield
 
 
-def epoch_seconds(lanes, epochs):
+def epoch_seconds(steppers, epochs):
     """Wall time of each of some epochs, after one that is not counted."""
     found = []
     for epoch in range(epochs + 1):
         torch.cuda.synchronize()
         started = time.perf_counter()
-        run_epoch(lanes, [epoch] * len(lanes))
+        run_epoch(steppers, [epoch] * len(steppers))
         torch.cuda.synchronize()
         found.append(time.perf_counter() - started)
     return found[1:]
 
 
-def model_step(lanes, epochs):
-    steps = sum(len(one.training) * len(one.training.batch_sizes) for one in lanes)
-    times = [1e3 * seconds / steps for seconds in epoch_seconds(lanes, epochs)]
+def model_step(steppers, epochs):
+    steps = sum(len(one.training) * len(one.training.batch_sizes) for one in steppers)
+    times = [1e3 * seconds / steps for seconds in epoch_seconds(steppers, epochs)]
     return {"ms": statistics.median(times), "least": min(times), "most": max(times)}
 
 
@@ -269,17 +269,17 @@ def short_trainings(pair: LongTailedData, resident, *, seeds=5):
             started = time.perf_counter()
             # The plain loop trains one run after another, as anyone would.
             teams = [range(seeds)] if graphs else [[seed] for seed in range(seeds)]
-            lanes = [
+            steppers = [
                 stepper(images, resident, seeds=team, recipe=recipe, graphs=graphs)
                 for team in teams
             ]
-            for one in lanes:
+            for one in steppers:
                 for epoch in range(recipe.epochs):
                     run_epoch([one], [epoch])
             torch.cuda.synchronize()
             seconds[name] = time.perf_counter() - started
             errors[name] = []
-            for one in lanes:
+            for one in steppers:
                 with one.active():
                     for member in range(len(one.training)):
                         logits = network_logits(one.training.network(member), pair.test, recipe)

@@ -125,7 +125,7 @@ class OnDevice(StreamedTraining):
         pass
 
     def _fetch(self, number):
-        return [Part(*self.batch, counts=1.0, number=0)]
+        return [Part(*self.batch, counts=1.0)]
 
 
 def trainer(setting, model, *, num_classes, compiled):
@@ -140,13 +140,14 @@ def trainer(setting, model, *, num_classes, compiled):
     planner = Planner(recipe, method, labels, np.arange(count), data.prior, seed=0)
     how = Streaming(workers=0, micro_batch=setting.batch, compile=compiled)
     options = {"precision": setting.precision, "device": setting.device, "how": how}
-    lane = Stepper(partial(OnDevice, planner, data, **options), device=setting.device, graphs=False)
-    lane.training.batch = setting.pixels, setting.labels(num_classes)
+    make = partial(OnDevice, planner, data, **options)
+    stepper = Stepper(make, device=setting.device, graphs=False)
+    stepper.training.batch = setting.pixels, setting.labels(num_classes)
 
     def begin():
-        lane.load(0)
+        stepper.load(0)
 
-    return begin, lane.step
+    return begin, stepper.step
 
 
 def bare(setting, model, *, num_classes, compiled):
@@ -273,14 +274,14 @@ def from_files(setting, model, *, files, seconds, workers=None):
         how = Streaming(workers=workers, micro_batch=setting.batch, compile=False)
         options = {"precision": setting.precision, "device": setting.device, "how": how}
         make = partial(StreamedTraining, planner, data, **options)
-        lane = Stepper(make, device=setting.device, graphs=False)
-        lane.load(0)
+        stepper = Stepper(make, device=setting.device, graphs=False)
+        stepper.load(0)
         for number in range(3):
-            lane.step(number)
+            stepper.step(number)
         setting.wait()
         started, done = time.perf_counter(), 0
         while time.perf_counter() - started < seconds:
-            lane.step(3 + done)
+            stepper.step(3 + done)
             done += 1
         setting.wait()
         return {"images_per_second": done * setting.batch / (time.perf_counter() - started)}

@@ -104,7 +104,7 @@ def bake():
 def train():
     folder, turn = Path(tempfile.mkdtemp()), iter(range(9))
     words = ("train", "--dataset", "digits-lt", "--method", "logit-adjusted", "--set", "epochs=2")
-    return lambda: command(*words, "--root", folder / str(next(turn)))()
+    return lambda: command(*words, "--out", folder / str(next(turn)))()
 
 
 ROADS = {"loss": loss, "core": core, "adjust": adjust, "bake": bake, "train": train}

@@ -32,7 +32,7 @@ from longtail.train.teachers import Teachers, names_of
 METHOD = "softmax+over-sampling"
 
 
-def student_lane(images, resident, recipe, teachers, *, students, aside):
+def student_stepper(images, resident, recipe, teachers, *, students, aside):
     def make():
         return Training(
             planners(images, range(students), recipe, METHOD),
@@ -54,7 +54,7 @@ def answer_seconds(teachers, images, times=5):
     pixels = torch.randn(4096, *shape, device=DEVICE).contiguous(memory_format=torch.channels_last)
     parts = pixels.repeat(-(-len(images) // 4096), 1, 1, 1)[: len(images)].split(4096)
     found = []
-    how = {"enabled": True, "benchmark": True, "allow_tf32": False}  # as lanes have it
+    how = {"enabled": True, "benchmark": True, "allow_tf32": False}  # as steppers have it
     with torch.no_grad(), torch.backends.cudnn.flags(**how):
         for _ in range(times + 1):
             torch.cuda.synchronize()
@@ -79,12 +79,12 @@ def measure(path, folder, *, count, students, epochs):
         "teachers before": (networks, False),
         "teachers aside": (networks, True),
     }
-    lanes = {
-        name: student_lane(images, resident, recipe, teachers, students=students, aside=aside)
+    steppers = {
+        name: student_stepper(images, resident, recipe, teachers, students=students, aside=aside)
         for name, (teachers, aside) in ways.items()
     }
     for _ in range(2):
-        for name, one in lanes.items():
+        for name, one in steppers.items():
             rows.setdefault(name, []).extend(epoch_seconds([one], epochs))
     return {
         "data": {"name": pair.spec.name, "fingerprint": images.fingerprint},
@@ -96,7 +96,7 @@ def measure(path, folder, *, count, students, epochs):
         },
         "students": students,
         "teachers": len(runs),
-        "steps": len(lanes["answers at hand"].training.batch_sizes),
+        "steps": len(steppers["answers at hand"].training.batch_sizes),
         "answers_s": answer_seconds(networks, images),
         "epoch_s": {
             name: {"median": statistics.median(v), "least": min(v), "most": max(v)}

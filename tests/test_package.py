@@ -165,8 +165,10 @@ def dotted(path: Path) -> str:
     )
 
 
-# Private modules are reached through public ones, which have checked by then.
+# Private modules are reached through public ones, which have checked by then; training's through
+# the names of `longtail.train`.
 PUBLIC = [name for name in map(dotted, SOURCES) if "._" not in name]
+PUBLIC = [name for name in PUBLIC if not name.startswith("longtail.train.")]
 
 IMPORTED_WHERE_USED = ["plotly", "jinja2", "matplotlib", "tensorboard", "safetensors", "pyarrow"]
 IMPORTED_WHERE_USED += ["PIL", "onnx", "onnxruntime"]
@@ -180,8 +182,6 @@ IMPORTED_WHERE_USED += ["PIL", "onnx", "onnxruntime"]
             "torch",
             """
             losses.pairwise models models.resnet losses.linear
-            train.engine train.augment train.averaging train.prefetch train.checkpoint
-            train.distillation train.mixing train.sam train.sharded_head train.trivial
             data.streaming data.torch_samplers integrations.huggingface integrations.lightning
             """,
         ),
@@ -202,6 +202,16 @@ def test_a_module_imported_without_its_extra_names_the_install_command(hidden, e
         assert words == (
             f"this needs {hidden[0]}, which is not installed; run: pip install 'longtail[{extra}]'"
         )
+
+
+def test_training_without_torch_names_the_install_command():
+    run_python(
+        HIDE_TORCH + "import longtail.train\n"
+        "from longtail.train import Method, get_recipe\n"
+        "try:\n    longtail.train.train_cohort\n"
+        "except ImportError as error:\n    assert \"pip install 'longtail[train]'\" in str(error)\n"
+        "else:\n    raise AssertionError\n"
+    )
 
 
 def test_a_stub_of_torch_does_not_keep_it_from_being_imported():

@@ -15,9 +15,9 @@ from data_factory import write_folder, write_list, write_photos
 from longtail.cli import main
 from longtail.data import freeze, load
 from longtail.data.digits import load_digits_lt
-from longtail.runs import DataSpec, Run, find_runs
+from longtail.runs import Run, find_runs
 from longtail.train import engine
-from run_factory import make_run, make_spec, make_writer
+from run_factory import make_spec, make_writer
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
 
@@ -85,35 +85,12 @@ def test_logits_of_other_images_are_not_shown_as_those_of_the_data_named(swapped
     assert cli(*swapped).code == cli("evaluate", "runs", "--dataset", "birds").code == 0
 
 
-def test_a_stale_judgement_is_refused_before_anything_is_trained(swapped, cli):
-    result = cli(*swapped, "--seeds", "2")
-    assert result.code == 1
-    assert "are of other images than the data are now" in result.err
-    assert len(find_runs("runs")) == 1
-
-
 def test_runs_judged_on_different_images_have_no_mean(swapped, cli):
     assert cli(*swapped, "--seed", "1").code == 0
     result = cli("evaluate", "runs")
     assert result.code == 1
     assert "have different examples in the split 'test'" in result.err
     assert "`longtail evaluate RUN --split test --force`" in result.err
-
-
-def test_one_command_judges_all_stale_runs_anew(swapped, cli):
-    swap_places()
-    assert cli(*swapped, "--seeds", "3").code == 0
-    swap_places()
-    for words in ([*swapped, "--seeds", "4"], ["evaluate", "runs", "--dataset", "birds"]):
-        result = cli(*words)
-        assert result.code == 1
-        assert all(str(run.folder) in result.err for run in find_runs("runs"))
-    folders = [run.folder for run in find_runs("runs")[:2]]
-    result = cli(*swapped, "--seeds", "2")  # the third is not one of these
-    assert all(str(folder) in result.err for folder in folders)
-    words = ("--split", "test", "--dataset", "birds", "--force")
-    assert cli("evaluate", *folders, *words).code == 0
-    assert cli(*swapped, "--seeds", "2").code == 0
 
 
 def test_parts_that_a_loop_of_ones_own_wrote_may_differ_by_seed(cli):
@@ -126,18 +103,6 @@ def test_parts_that_a_loop_of_ones_own_wrote_may_differ_by_seed(cli):
     labels = [run.logits("val").target.tolist() for run in find_runs("own")]
     assert labels[0] != labels[1]
     assert cli("evaluate", "own", "--split", "val").code == 0
-
-
-def test_the_data_named_may_be_those_of_some_runs_only(runs, cli):
-    assert cli("evaluate", runs).code == 0
-    assert cli("data", "freeze", "digits-lt", "--ratio", "20", "--out", "small.frozen").code == 0
-    train = ["train", "--dataset", "small.frozen", "--recipe", "digits", "--method", "softmax"]
-    assert cli(*train, "--set", "epochs=1", "--device", "cpu", "--no-evaluate").code == 0
-    for _ in range(2):  # the second time all are judged
-        assert cli("evaluate", runs, "--dataset", "small.frozen").code == 0
-    result = cli("evaluate", runs / "digits-lt", "--root", "images")
-    assert result.code == 1
-    assert "--root is for images on disk" in result.err
 
 
 def test_a_class_that_the_test_set_lacks_is_left_out_and_said(cli):
@@ -163,13 +128,6 @@ def test_a_class_that_the_test_set_lacks_is_left_out_and_said(cli):
     shown = cli("report", "runs")
     assert shown.code == 1
     assert "the test set has no examples of class(es) 2, and a comparison is over" in shown.err
-
-
-def test_data_that_are_not_there_are_said(runs, cli):
-    assert cli("evaluate", runs).code == 0
-    result = cli("evaluate", runs, "--dataset", "nosuch.frozen")
-    assert result.code == 1
-    assert "'nosuch.frozen'" in result.err
 
 
 def test_logits_are_written_once_and_judged(runs, cli, monkeypatch):
@@ -212,27 +170,6 @@ def test_methods_are_summarised_over_their_seeds(runs, cli):
     assert methods["logit-adjusted (20% held out)"]["many"] is None  # 114 images less a fifth
     row = next(line for line in cli("evaluate", runs).out.splitlines() if line[:9] == "softmax  ")
     assert re.split("  +", row)[1:3] == ["2", f"{mean[0]:.1f} ± {deviation:.1f}"]
-
-
-def test_training_with_evaluation_writes_the_same_logits(runs, cli):
-    assert cli("evaluate", runs).code == 0
-    assert cli(*DIGITS, "--method", "softmax", "--out", "both").code == 0
-    (one,) = find_runs("both")
-    other = Run.open(runs / one.name)
-    assert np.array_equal(one.logits("test").logits, other.logits("test").logits)
-
-
-def test_what_tells_runs_of_one_method_apart_is_in_the_name(runs, cli):
-    (softmax, _) = sorted((runs / "digits-lt").glob("softmax-*"))
-    words = ("--method", "softmax", "--out", "more")
-    assert cli(*DIGITS[:-2], "--set", "epochs=1", *words).code == 0
-    assert cli(*DIGITS, "--precision", "bfloat16", *words).code == 0
-    document = json.loads(cli("evaluate", softmax, "more", "--json").out)
-    assert {entry["method"] for entry in document["methods"]} == {
-        "softmax (epochs=2, float32)",
-        "softmax (epochs=1, float32)",
-        "softmax (epochs=2, bfloat16)",
-    }
 
 
 def test_force_writes_the_logits_again(runs, cli):
@@ -284,7 +221,7 @@ def test_of_a_folder_those_are_judged_that_have_a_held_out_part(runs, cli):
 
 
 def test_of_several_processes_only_the_first_one_talks(runs, cli, monkeypatch):
-    from longtail.cli import _training
+    from longtail.train import distributed
     from longtail.train.distributed import World
 
     class Second(World):
@@ -292,7 +229,7 @@ def test_of_several_processes_only_the_first_one_talks(runs, cli, monkeypatch):
             return value
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(_training, "joined", lambda _: nullcontext(Second(rank=1, count=2)))
+    monkeypatch.setattr(distributed, "joined", lambda _: nullcontext(Second(rank=1, count=2)))
     folder = next(run.folder for run in find_runs(runs) if run.spec.dataset.held_out)
     done = cli("evaluate", folder, "--split", "held-out")
     assert (done.code, done.out) == (0, "")
@@ -351,40 +288,6 @@ def test_the_data_are_found_again_from_the_spec(cli, profile):
     assert run.prior.counts.tolist() == wanted
 
 
-@pytest.mark.parametrize(
-    "profile", [("--profile", "step", "--ratio", 20), ("--subset-seed", 3), ("--counts", "n.txt")]
-)
-def test_the_digits_subset_is_found_again_from_the_spec(cli, profile):
-    Path("n.txt").write_text("\n".join(map(str, range(40, 30, -1))))
-    train = (*DIGITS[:-1], "epochs=1", "--method", "softmax", "--no-evaluate")
-    assert cli(*train, *profile).code == 0
-    assert cli("evaluate", "runs").code == 0
-
-
-def test_missing_data_say_where_they_were_looked_for(cli):
-    spec = make_spec(dataset=DataSpec("cifar10-lt", profile="exp", imbalance_ratio=100.0))
-    run = make_run(Path("cifar"), spec)
-    result = cli("evaluate", run.folder, "--force")
-    assert result.code == 1
-    assert "cifar10-lt needs its original files" in result.err
-
-
-def test_a_gpu_that_is_not_there_is_refused(runs, cli, monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = cli("evaluate", runs, "--device", "cuda")
-    assert result.code == 1
-    assert "can use no GPU here" in result.err
-
-
-def test_a_folder_without_runs_is_refused(cli):
-    Path("empty").mkdir()
-    result = cli("evaluate", "empty")
-    assert result.code == 1
-    assert re.fullmatch(r"longtail: error: [^\n]+\n", result.err)
-
-
 def test_the_development_set_is_judged_without_classes_it_lacks(runs, cli):
     """The largest class of an exponential profile may be in the training set as a whole."""
     softmax = sorted((runs / "digits-lt").glob("softmax-*"))
@@ -400,32 +303,6 @@ def test_the_development_set_is_judged_without_classes_it_lacks(runs, cli):
     (entry, _) = json.loads(cli("evaluate", *softmax, "--split", "dev", "--json").out)["runs"]
     assert entry["missing_classes"] == np.flatnonzero(data.dev.counts == 0).tolist()
     assert entry["examples"] == len(data.dev)
-
-
-def test_a_frozen_file_without_development_set_says_how_to_get_one(runs, cli):
-    freeze(load("digits-lt"), "d.frozen")
-    result = cli("evaluate", runs, "--split", "dev", "--dataset", "d.frozen")
-    assert result.code == 1
-    assert "freeze it with --dev N" in result.err
-
-
-def test_rows_whose_groups_are_of_other_classes_are_told(runs, cli):
-    """Of 20 examples four are held out, and the class is one of few."""
-    said = "so a group is not of the same classes in every row"
-    assert said in words_of(cli("evaluate", runs).out)
-    whole = [run.folder for run in find_runs(runs) if not run.spec.dataset.held_out]
-    assert said not in words_of(cli("evaluate", *whole).out)
-
-
-def test_methods_that_were_trained_in_other_ways_each_are_told(runs, cli):
-    said = "The methods were not all trained alike: "
-    assert said not in words_of(cli("evaluate", runs).out)
-    longer = (*DIGITS[:-2], "--set", "epochs=3", "--method", "balanced", "--out", "more")
-    assert cli(*longer).code == 0
-    result = cli("evaluate", runs, "more")
-    assert f"{said}epochs 2 and 3." in words_of(result.out)
-    assert max(map(len, result.out.splitlines())) <= 80
-    assert "alike" not in words_of(cli("evaluate", "more").out)
 
 
 def test_an_ensemble_is_one_more_run(runs, cli):
@@ -454,18 +331,6 @@ def test_an_ensemble_is_one_more_run(runs, cli):
         assert len(document["runs"]) == 3
         why = "which is an ensemble (only trained runs are averaged)."
         assert words_of(again.err) == f"Left out: {folder}, {why}"
-
-
-def test_ensembles_that_make_no_sense_are_refused(runs, cli):
-    (one, two) = sorted((runs / "digits-lt").glob("softmax-*"))
-    alone = cli("evaluate", one, "--ensemble")
-    assert alone.code == 1
-    assert "two or more different runs are needed" in alone.err
-    assert cli("evaluate", one, two, "--ensemble").code == 0
-    (folder,) = (runs / "digits-lt").glob("ensemble-*")
-    closed = cli("evaluate", folder, "--split", "dev")
-    assert closed.code == 1
-    assert "is an ensemble and has no network" in closed.err
 
 
 def typed(text):

@@ -238,29 +238,6 @@ def test_options_that_do_not_fit(cli, places, words, message):
     assert not Path("runs").exists()
 
 
-def _list(change):
-    path = Path("spots/Places_LT_train.txt")
-    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda lines: [*lines, "train/gone.jpg 0\n"], "gone.jpg"),
-        (lambda lines: [line.replace(" 2\n", " 3\n") for line in lines], "label"),
-        (lambda lines: [*lines, lines[4]], "is on line 5 already"),
-    ],
-    ids=["a missing file", "labels with a hole", "a duplicate line"],
-)
-def test_a_list_that_breaks_a_rule(cli, places, change, message):
-    _list(change)
-    result = train(cli)
-    assert (result.code, result.out) == (1, "")
-    assert "Places_LT_train.txt" in result.err or "spots" in result.err
-    assert message in result.err
-    assert not Path("runs").exists()
-
-
 def test_options_of_disks_do_not_fit_images_in_memory(cli):
     for option in (("--micro-batch", 8), ("--workers", 2), ("--compile",), ("--root", ".")):
         result = cli("train", "--dataset", "digits-lt", "--method", "softmax", *option)

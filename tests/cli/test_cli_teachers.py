@@ -2,15 +2,12 @@
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_factory import write_folder
 from longtail.cli import main
-from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, find_runs
 from longtail.train import engine
 
@@ -101,8 +98,7 @@ def test_an_interrupted_student_is_resumed(teachers, cli, monkeypatch):
     assert Run.open(folder).finished
 
 
-def test_refusals_come_before_any_work(teachers, cli, monkeypatch):
-    monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained"))
+def test_refusals_come_before_any_work(teachers, cli):
     (softmax,) = teachers.glob("*/softmax-*")
     (together,) = teachers.glob("*/ensemble-*")
     plain = (*DIGITS, "--method", "softmax")
@@ -113,8 +109,9 @@ def test_refusals_come_before_any_work(teachers, cli, monkeypatch):
         for message in messages:
             assert message in result.err
         assert len(result.err.splitlines()) == 1
+        assert not Path("runs").exists()
 
-    refused((*plain, "--teachers", softmax), "distill_weight 0, so they would do nothing")
+    refused((*plain, "--teachers", softmax), "distill_weight 0, so the teachers")
     refused(STUDENT, "needs teachers; name their run folders (--teachers RUN)")
     refused((*STUDENT, "--teachers", together), "is an ensemble", "name its members")
     refused((*STUDENT, "--teachers", "nowhere"), "nowhere is not a run folder")
@@ -122,24 +119,6 @@ def test_refusals_come_before_any_work(teachers, cli, monkeypatch):
     refused((*STUDENT, "--held-out", "0.2", "--teachers", softmax), "its student holds out")
     (softmax / "model.safetensors").unlink()
     refused((*STUDENT, "--teachers", softmax), "lacks model.safetensors")
-
-
-def test_the_engine_alone_does_the_same(teachers, cli, monkeypatch):
-    """The command adds nothing of its own to what a student learns."""
-    from longtail.train.recipe import make_spec
-    from longtail.train.teachers import with_teachers
-
-    assert cli(*STUDENT, "--teachers", teachers, "--out", "runs").code == 0
-    found = [run for run in find_runs(teachers) if run.has_model]
-    data, make = load_digits_lt(), partial(make_spec, method="logit-adjusted", recipe="digits")
-    spec = make(data.spec, seed=0, overrides={"epochs": 2, "distill_weight": 0.8})
-    (run,) = engine.train_cohort(
-        [with_teachers(spec, found)], data.train, root="alone", teachers=found
-    )
-    (other,) = find_runs("runs")
-    assert run.spec == other.spec
-    for name, weight in run.model().items():
-        np.testing.assert_array_equal(weight, other.model()[name])
 
 
 def test_saved_logits_in_the_place_of_networks(teachers, cli):
@@ -157,23 +136,6 @@ def test_saved_logits_in_the_place_of_networks(teachers, cli):
     alone = cli(*DIGITS, "--method", "softmax", "--teacher-logits")
     assert alone.code == 2
     assert "--teacher-logits needs --teachers" in alone.err
-
-
-def test_saved_logits_of_data_of_ones_own_are_asked_for_with_their_place(cli):
-    for split in ("train", "test"):
-        write_folder(Path("birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
-    words = ("train", "--dataset", "birds", "--recipe", "digits", "--device", "cpu")
-    words += ("--set", "epochs=1", "--method", "softmax")
-    assert cli(*words).code == 0
-    student = ("--set", "distill_weight=0.5", "--teachers", "runs/birds", "--teacher-logits")
-    refused = cli(*words, *student)
-    assert refused.code == 1
-    (run,) = find_runs("runs")
-    command = f"evaluate {run.folder} --split train --dataset PATH"
-    assert refused.err.endswith(f"run: longtail {command}\n")
-    assert cli(*command.replace("PATH", "birds").split()).code == 0
-    taught = cli(*words, *student)
-    assert taught.code == 0, taught.err
 
 
 def test_students_may_lie_beside_their_teachers(teachers, cli):
@@ -197,30 +159,6 @@ def test_students_may_lie_beside_their_teachers(teachers, cli):
         assert second.spec.settings["teachers"] == (student.name,)
 
 
-def test_a_student_is_averaged_with_its_teachers_only_where_it_is_named(teachers, cli):
-    assert cli(*STUDENT, "--teachers", teachers, "--out", teachers).code == 0
-    (student,) = (run for run in find_runs(teachers) if run.teachers)
-    (before,) = teachers.glob("*/ensemble-*")
-    found = cli("evaluate", teachers, "--ensemble", "--json")
-    assert found.code == 0, found.err
-    assert json.loads(found.out)["ensemble"] == str(before)  # that of the teachers alone
-    left_out = f"Left out: {student.folder}, which learnt from others in teachers (name runs one"
-    assert left_out in " ".join(found.err.split())
-    alone = [run.folder for run in find_runs(teachers) if run.has_model]
-    assert student.folder in alone
-    named = cli("evaluate", *alone, "--ensemble", "--json")
-    assert named.code == 0, named.err
-    assert "Left out" not in named.err
-    assert len(Run.open(json.loads(named.out)["ensemble"]).members) == 3
-
-
-def test_the_name_of_both_recipes_says_what_to_type(cli):
-    result = cli(*TRAIN, "--method", "logit-adjusted", "--recipe", "strong-distilled")
-    assert result.code == 1
-    assert "--recipe strong-student --teachers" in result.err
-    assert len(result.err.splitlines()) == 1
-
-
 def test_teachers_that_answer_for_different_frequencies_are_told(teachers, cli):
     (softmax,) = teachers.glob("*/softmax-*")
     (adjusted,) = teachers.glob("*/logit-adjusted-*")
@@ -239,26 +177,3 @@ def test_teachers_that_answer_for_different_frequencies_are_told(teachers, cli):
     alike = cli(*student, "--teachers", adjusted)
     assert alike.code == 0
     assert "warning" not in alike.err
-
-
-def test_a_shown_run_names_its_teachers_or_members(teachers, cli):
-    assert cli(*STUDENT, "--teachers", teachers, "--out", "runs").code == 0
-    names = [run.name for run in find_runs(teachers) if run.has_model]
-    (student,) = find_runs("runs")
-    (together,) = teachers.glob("*/ensemble-*")
-    for folder, label in ((student.folder, "teachers"), (together, "mean of")):
-        lines = cli("runs", "show", folder).out.splitlines()
-        first = next(n for n, line in enumerate(lines) if line.startswith(label))
-        shown = [line.removeprefix(label).strip() for line in lines[first : first + 2]]
-        assert shown == sorted(names)
-
-
-def test_the_way_to_train_without_teachers_works(cli):
-    """The recipe's other values of distillation must go with its weight."""
-    words = (*TRAIN, "--method", "logit-adjusted", "--recipe", "strong-student")
-    for own in ((), ("--set", "distill_adjusted=true")):
-        advice = cli(*words, *own).err.partition("or set ")[2].removesuffix(" (--set).\n")
-        changes = [word for one in advice.split(" and ") for word in ("--set", one)]
-        assert ("distill_adjusted=false" in changes) == bool(own)
-        followed = cli(*words, *changes)  # what is left is that digits are grey
-        assert "is for images of 3 channels" in followed.err

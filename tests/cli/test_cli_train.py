@@ -1,6 +1,5 @@
 """`longtail train`: what it trains, what it refuses, and how it goes on."""
 
-import json
 import re
 import shlex
 import shutil
@@ -15,7 +14,7 @@ from longtail.data.digits import load_digits_lt
 from longtail.runs import find_runs
 from longtail.train import engine
 from longtail.train.methods import EXTRAS
-from longtail.train.recipe import RECIPES, make_spec
+from longtail.train.recipe import RECIPES
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
 
@@ -196,51 +195,7 @@ def test_a_folder_of_images_needs_a_recipe_by_name(cli):
     assert run.prior.counts.tolist() == [8, 3]
 
 
-def test_a_frozen_file_is_what_was_frozen(cohort, cli):
-    assert cli("data", "freeze", "digits-lt", "--out", "d.frozen").code == 0
-    words = ("train", "--dataset", "d.frozen", "--set", "epochs=2", "--method", "softmax")
-    assert cli(*words, "--device", "cpu").code == 0
-    (run,) = find_runs("runs")
-    assert run.folder.name in {path.name for path in (cohort[1] / "digits-lt").iterdir()}
-
-
 # Interrupted and resumed.
-
-
-def reported(runs, at=()):
-    """The calls of a progress function, and what makes them."""
-    shown = []
-    at = {Path(f"{name}-0"): done for name, done in at}
-    report = engine._Report(lambda *words: shown.append(words), None, at, 20 * runs)
-    return shown, report
-
-
-def epoch_end(method, seed, epoch, loss, error=None):
-    spec = make_spec(load_digits_lt().spec, method=method, recipe="digits", seed=seed)
-    return engine.EpochEnd(spec, Path(f"{method}-{seed}"), epoch, 20, loss, error, 0.1)
-
-
-def test_epochs_are_counted_over_all_runs():
-    shown, report = reported(3)
-    assert shown == [(0, 60, "")]
-    report(epoch_end("softmax", 0, 1, 0.618))
-    assert shown[-1] == (1, 60, "loss 0.62 epoch 1/20 (softmax, seed 0)")
-    report(epoch_end("logit-adjusted:tau=2", 4, 1, 2.0, 0.3421))
-    text = "loss 2.00 held-out 34.2% epoch 1/20 (logit-adjusted (tau=2), seed 4)"
-    assert shown[-1] == (2, 60, text)
-    shown, report = reported(2, at=[("softmax", 15)])  # resumed
-    assert shown == [(15, 40, "")]
-
-
-def test_a_long_epoch_is_told_by_its_share():
-    shown, report = reported(2)
-    report.within(0.25)
-    assert shown[-1] == (0.25, 40, "")
-    report.within(1.0)  # nothing more until the epoch is judged
-    assert shown[-1] == (0.25, 40, "")
-    report(epoch_end("softmax", 0, 1, 0.5))
-    report.within(0.5)
-    assert shown[-1] == (1.5, 40, "loss 0.50 epoch 1/20 (softmax, seed 0)")
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(cli, monkeypatch):
@@ -271,14 +226,6 @@ def test_the_help_names_every_recipe_and_what_comes_on_top_of_a_loss(cli):
     assert all(re.search(rf"\b{name}\b", text) for name in (*RECIPES, *EXTRAS))
 
 
-def test_json_is_json(cohort, cli):
-    document = json.loads(cli(*cohort[0], "--json").out)
-    assert [entry["method"] for entry in document["methods"]] == [
-        "softmax",
-        "logit-adjusted (tau=1.5)",
-    ]
-
-
 @pytest.mark.parametrize(
     ("method", "twice"),
     [
@@ -304,15 +251,3 @@ def test_weights_on_top_of_a_loss_that_needs_none_are_told(cli, method, twice):
     assert (told in result.err.splitlines()) is twice
     assert ("warning" in result.err) is twice
     assert "warning" not in cli(*words).err  # nothing is left to train
-
-
-def test_a_class_of_one_image_that_is_held_out_is_named(cli):
-    write_folder(Path("pets/train"), {"cat": 4, "dog": 1}, shape=(1, 8, 8))
-    write_folder(Path("pets/test"), {"cat": 1, "dog": 1}, shape=(1, 8, 8))
-    words = ("train", "--dataset", "pets", "--recipe", "digits", "--method", "softmax")
-    result = cli(*words, "--held-out", "0.2", "--device", "cpu")
-    assert result.code == 1
-    assert result.err.endswith(
-        "class dog has only 1 example, which can't be both held out and trained on; add examples "
-        "of it, or hold nothing out.\n"
-    )

@@ -126,13 +126,6 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, whole):
     assert not list(folder.glob("checkpoint-*"))
 
 
-def test_with_every_checkpoint_damaged_it_starts_again(tmp_path, whole):
-    folder = interrupted(tmp_path)
-    for path in folder.glob("checkpoint-*.safetensors"):
-        path.write_bytes(b"")
-    assert files_of(train(spec(), DATA.train, root=tmp_path)) == files_of(whole)
-
-
 @pytest.mark.parametrize("method", ["ldam+drw", "equalized-threshold:threshold=0.1"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_every_kind_of_state_is_resumed(tmp_path, method, optimizer):

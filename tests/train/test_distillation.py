@@ -1,10 +1,9 @@
-"""The divergence from teachers against the equation; its gradient; bad input."""
+"""The divergence from teachers against the equation, and its gradient."""
 
 import numpy as np
 import pytest
 import torch
 
-from longtail import InputError
 from longtail.train.distillation import distillation_loss
 
 RANDOM = torch.Generator().manual_seed(0)
@@ -65,10 +64,3 @@ def test_each_network_may_have_its_own_temperature():
     for n, temperature in enumerate((1.5, 4.0)):
         alone = distillation_loss(students[n], TEACHER, temperature=temperature, reduction="none")
         torch.testing.assert_close(both[n], alone)
-
-
-def test_bad_input_is_refused():
-    with pytest.raises(InputError, match="the teachers have 3 classes but the logits have 4"):
-        distillation_loss(STUDENT, TEACHER[:, :3])
-    with pytest.raises(InputError, match="`temperature` must be above zero"):
-        distillation_loss(STUDENT, TEACHER, temperature=0.0)

@@ -8,7 +8,7 @@ import data_factory
 from longtail import ClassPrior, InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
-from longtail.runs import Run, files
+from longtail.runs import Run
 from longtail.runs.folder import RunError
 from longtail.train.augment import normalize
 from longtail.train.cuda_graphs import Stepper
@@ -65,7 +65,7 @@ def test_the_last_batch_is_dropped_where_the_recipe_says_so(drop_last, sizes):
     for size, expected in sizes.items():
         assert planner(size).batch_sizes == expected
         plan = planner(size).plan(0)
-        assert (len(plan.rates), len(plan.rows)) == (len(expected), sum(expected))
+        assert (len(plan.rates), len(plan.images.rows)) == (len(expected), sum(expected))
     if drop_last:
         with pytest.raises(InputError, match="has 10 examples, fewer than one batch of 16"):
             planner(16)
@@ -80,7 +80,7 @@ def test_an_epoch_without_a_batch_is_refused_before_others_are_trained(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("model", ["small-conv", "resnet20", "resnet32-released", "resnet18"])
+@pytest.mark.parametrize("model", ["small-conv", "resnet18"])
 def test_a_batch_of_one_is_refused_where_batch_norm_can_not_take_it(tmp_path, model):
     """Of images of 32 x 32 the ImageNet networks make maps of one pixel."""
     images = ImageSet(
@@ -192,20 +192,6 @@ def test_evaluation_writes_the_networks_logits_once(cohort):
     np.testing.assert_allclose(
         run.head.norms, np.linalg.norm(run.model()["fc.weight"], axis=1), rtol=1e-6
     )
-
-
-def test_logits_that_left_the_numbers_are_named(tmp_path):
-    """Weights may be finite where what they answer is not."""
-    changes = {"epochs": 1}
-    spec = make_spec(DATA.spec, method="softmax", recipe="digits", seed=0, overrides=changes)
-    run = train(spec, DATA.train, root=tmp_path)
-    weights = {name: np.array(value) for name, value in run.model().items()}
-    weights["fc.weight"][:] = np.float32(3e38)
-    files.write_tensors(run.folder / "model.safetensors", weights)
-    run = Run.open(run.folder, verify=False)
-    with pytest.raises(RunError, match=r"not all finite: its training has diverged") as caught:
-        evaluate(run, DATA.test)
-    assert str(run.folder) in str(caught.value)
 
 
 def test_a_finished_run_is_not_trained_again(cohort):

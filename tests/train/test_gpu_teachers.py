@@ -43,7 +43,7 @@ def test_stacked_teachers_answer_as_each_by_itself(teachers):
     recipe, shown = get_recipe("tuned"), torch.randn(300, 3, 32, 32, device="cuda")
     device, cpu = torch.device("cuda"), torch.device("cpu")
     together = Teachers(teachers, recipe, Resident(IMAGES, device), device=device)
-    assert together.sizes == [2, 1]
+    assert [size for _, size, *_ in together.groups] == [2, 1]
     alone = Teachers(teachers, recipe, Resident(IMAGES, cpu), device=cpu)
     found, expected = together(shown).cpu(), alone(shown.cpu())
     spread = expected.std()

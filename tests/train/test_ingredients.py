@@ -55,8 +55,9 @@ def stepper(*planners):
     return Stepper(lambda: Training(planners, Resident(IMAGES, CPU)), device=CPU)
 
 
-def image_by_hand(plan, n, recipe):
+def image_by_hand(draws, n, recipe):
     """Crop, flip, TrivialAugment by Pillow, normalise, Cutout: one image of a plan."""
+    plan = draws
     padded = np.pad(IMAGES.images[plan.rows[n]], ((0, 0), (2, 2), (2, 2)))
     image = padded[:, plan.dy[n] : plan.dy[n] + 8, plan.dx[n] : plan.dx[n] + 8]
     image = image[:, :, ::-1] if plan.flip[n] else image
@@ -90,15 +91,15 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
     one.training.prepare(0)
     plan, recipe = one.training.plans[0], one.training.recipe
     mixed = 0
-    for n in range(len(plan.rows)):
-        image, label = image_by_hand(plan, n, recipe), int(IMAGES.labels[plan.rows[n]])
-        share, second = 1.0, label
-        if plan.mixed is not None and n in plan.mixed:
-            k = plan.mixed.tolist().index(n)
-            partner = image_by_hand(plan.partners, k, recipe)
-            how = (float(plan.mixing.share[k]), bool(plan.mixing.patch[k]))
-            image, share = by_loops(image, partner, *how, plan.mixing.centre[k].tolist())
-            second, mixed = int(IMAGES.labels[plan.partners.rows[k]]), mixed + 1
+    for n in range(len(plan.images.rows)):
+        image = image_by_hand(plan.images, n, recipe)
+        label = second = int(IMAGES.labels[plan.images.rows[n]])
+        share = 1.0
+        if plan.mixing is not None and plan.mixing.share[n] < 1:
+            partner = image_by_hand(plan.partners, n, recipe)
+            how = (float(plan.mixing.share[n]), bool(plan.mixing.patch[n]))
+            image, share = by_loops(image, partner, *how, plan.mixing.centre[n].tolist())
+            second, mixed = int(IMAGES.labels[plan.partners.rows[n]]), mixed + 1
         found = one.training.now.inputs[n, :, :, 0].permute(2, 0, 1)
         np.testing.assert_allclose(found, image, rtol=0, atol=2e-5, err_msg=str(n))
         assert int(one.training.now.targets[0, n]) == label
@@ -110,19 +111,17 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
 
 def test_an_ingredient_changes_nothing_about_the_others():
     plain, full = planner().plan(1), planner(**EVERYTHING).plan(1)
-    for name in ("rows", "dy", "dx", "flip", "rates"):
-        assert torch.equal(getattr(plain, name), getattr(full, name)), name
+    for name in ("rows", "dy", "dx", "flip"):
+        assert torch.equal(getattr(plain.images, name), getattr(full.images, name)), name
     without = planner(**{**EVERYTHING, "cutout": 0, "mixup": 0.0, "mixup_alpha": 1.0}).plan(1)
-    assert torch.equal(without.operation, full.operation)
-    patched = full.mixing.patch
-    assert torch.equal(without.mixed, full.mixed[patched])
-    assert torch.equal(without.partners.rows, full.partners.rows[patched])
-    assert torch.equal(without.partners.strength, full.partners.strength[patched])
+    assert torch.equal(without.images.operation, full.images.operation)
+    assert torch.equal(without.mixing.patch, full.mixing.patch)
+    assert torch.equal(without.partners.rows, full.partners.rows)
+    assert torch.equal(without.partners.strength, full.partners.strength)
     again, other = planner(**EVERYTHING).plan(1), planner(**EVERYTHING).plan(2)
     assert torch.equal(again.partners.strength, full.partners.strength)
-    count = min(len(other.mixed), len(full.mixed))
-    assert not torch.equal(other.partners.strength[:count], full.partners.strength[:count])
-    assert not torch.equal(full.operation[full.mixed], full.partners.operation)
+    assert not torch.equal(other.partners.strength, full.partners.strength)
+    assert not torch.equal(full.images.operation, full.partners.operation)
 
 
 def test_partners_come_from_what_the_run_trains_on():
@@ -184,7 +183,7 @@ def by_hand_with_sam(training, plan):
     """One step of the equation in float64: the gradient at w + ρ g/‖g‖, then torch's SGD."""
     network = new_network(training.recipe, IMAGES, seed=0).double()
     images = training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2).double()
-    labels = torch.from_numpy(IMAGES.labels)[plan.rows]
+    labels = torch.from_numpy(IMAGES.labels)[plan.images.rows]
     log_prior = torch.tensor(IMAGES.prior.log_probs)
     start = {name: p.detach().clone() for name, p in network.named_parameters()}
 
@@ -255,26 +254,6 @@ def test_a_team_with_everything_trains_each_run_as_it_would_alone():
         assert np.median(shares) < 0.02, (member, shares)
 
 
-@pytest.mark.parametrize(
-    ("changes", "together"),
-    [
-        ({"trivial_augment": True, "mixup": 0.2, "crop_padding": 0, "image_seed": 3}, True),
-        ({"sam_rho": 0.2}, True),
-        ({"sam_rho": 0.0}, False),
-        ({"weight_decay": 1e-3}, True),
-        ({"weight_decay": 0.0}, False),
-        ({"ema_decay": 0.9}, False),
-        ({"head": "cosine"}, False),
-        ({"std": (0.5,)}, False),
-    ],
-    ids=str,
-)
-def test_what_the_runs_of_a_team_must_share(changes, together):
-    one = get_recipe("strong", sam_rho=0.1)
-    other = get_recipe("strong", **{"sam_rho": 0.1, **changes})
-    assert (one.stack_values == other.stack_values) == together
-
-
 def test_the_average_is_what_is_judged():
     one = stepper(planner(ema_decay=0.5, epochs=1, warmup_epochs=0))
     one.load(0)
@@ -337,3 +316,23 @@ def test_images_that_an_ingredient_cannot_take_are_refused_before_training(tmp_p
     with pytest.raises(InputError, match=r"`trivial_augment` is for pixels of 0 \.\. 255 .* 16"):
         train(wrong, digits.train, root=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "together"),
+    [
+        ({"trivial_augment": True, "mixup": 0.2, "crop_padding": 0, "image_seed": 3}, True),
+        ({"sam_rho": 0.2}, True),
+        ({"sam_rho": 0.0}, False),
+        ({"weight_decay": 1e-3}, True),
+        ({"weight_decay": 0.0}, False),
+        ({"ema_decay": 0.9}, False),
+        ({"head": "cosine"}, False),
+        ({"std": (0.5,)}, False),
+    ],
+    ids=str,
+)
+def test_what_the_runs_of_a_team_must_share(changes, together):
+    one = get_recipe("strong", sam_rho=0.1)
+    other = get_recipe("strong", **{"sam_rho": 0.1, **changes})
+    assert (one.stack_values == other.stack_values) == together

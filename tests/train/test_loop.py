@@ -79,20 +79,11 @@ def test_a_runs_state_travels_from_a_team_to_a_run_alone():
     assert run_epoch([back], [2])[0] == pytest.approx(run_epoch([together], [2])[0], rel=1e-4)
 
 
-def test_small_blocks_make_the_same_batches(monkeypatch):
-    whole = stepper(planner())
-    monkeypatch.setattr("longtail.train.loop._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
-    parts = stepper(planner())
-    assert (whole.training.block, parts.training.block) == (3, 2)
-    for epoch in range(2):
-        assert run_epoch([parts], [epoch]) == run_epoch([whole], [epoch])
-
-
 def test_the_first_step_by_hand():
     """One batch of everything, cropped and flipped by a loop, through torch's own SGD."""
     one = stepper(planner("logit-adjusted", crop_padding=2, batch_size=47))
     training, settings = one.training, recipe(crop_padding=2, batch_size=47)
-    plan = planner("logit-adjusted", crop_padding=2, batch_size=47).plan(0)
+    plan = planner("logit-adjusted", crop_padding=2, batch_size=47).plan(0).images
     network = new_network(settings, IMAGES, seed=0)
     batch = []
     for row, dy, dx, flip in zip(plan.rows, plan.dy, plan.dx, plan.flip, strict=True):
@@ -203,7 +194,7 @@ def test_distillation_by_hand(adjusted):
     def log_softmax(z):
         return z - np.log(np.exp(z).sum(1, keepdims=True))
 
-    labels = IMAGES.labels[one.training.plans[0].rows.numpy()]
+    labels = IMAGES.labels[one.training.plans[0].images.rows.numpy()]
     loss = -log_softmax(student + log_prior)[np.arange(47), labels].mean()
     shift = log_prior if adjusted else 0.0
     p, q = (log_softmax((z + shift) / 2.0) for z in (taught, student))
@@ -243,7 +234,7 @@ def test_runs_of_one_image_seed_share_images_and_teachers():
     inputs = together.training.now.inputs
     assert torch.equal(inputs[:, :, :, 0], inputs[:, :, :, 2])
     assert len({round(loss, 6) for loss in losses}) == 3  # they start from weights of their own
-    assert torch.equal(planners[0].plan(1).rows, planner(seed=5).plan(1).rows)
+    assert torch.equal(planners[0].plan(1).images.rows, planner(seed=5).plan(1).images.rows)
 
 
 def test_a_block_made_ahead_is_the_one_that_would_be_made():
@@ -276,7 +267,7 @@ def test_saved_logits_are_those_of_each_runs_own_images():
     together.load(1)
     together.prepare(0)
     for member, one in enumerate(planners):
-        assert torch.equal(together.now.teacher_logits[member], table[one.plan(1).rows])
+        assert torch.equal(together.now.teacher_logits[member], table[one.plan(1).images.rows])
 
 
 def test_teachers_answer_to_every_image_however_many_they_see_at_once(monkeypatch):

@@ -18,6 +18,7 @@ from longtail.train.recipe import (
     learning_rate,
     make_spec,
     parse_overrides,
+    unreached_rates,
 )
 
 DIGITS = DataSpec("digits-lt", profile="exp", imbalance_ratio=50.0)
@@ -276,30 +277,16 @@ def test_overrides_as_typed():
     ("overrides", "message"),
     [
         ({"lr": -0.1}, "recipe 'paper': `lr` must be above zero; got -0.1"),
-        ({"lr": "fast"}, "`lr` must be a number; got 'fast'"),
         ({"epochs": 2.5}, "`epochs` must be a whole number, at least 1; got 2.5"),
-        ({"batch_size": 0}, "`batch_size` must be a whole number, at least 1; got 0"),
         ({"optimizer": "adamw"}, "`optimizer` must be one of 'sgd', 'nesterov', 'adam'"),
-        ({"momentum": 1.0}, r"`momentum` must lie in \[0, 1\); got 1"),
         ({"optimizer": "nesterov", "momentum": 0}, "`nesterov` needs a momentum above 0"),
-        ({"weight_decay": -1e-4}, "`weight_decay` must not be negative; got -0.0001"),
-        ({"decay": "some"}, "`decay` must be one of 'all', 'not-norm'; got 'some'"),
         ({"warmup": "epoch", "warmup_epochs": 2.5}, "`warmup_epochs` must be whole where"),
         ({"milestones": [[180, 0.1], [160, 0.01]]}, "must ascend; got 180, 160"),
         ({"milestones": [160, 180]}, "pairs of an epoch and a factor.*got 160"),
-        ({"milestones": [[160, 0.0]]}, "`milestones` must be above zero"),
-        ({"milestones": []}, "the schedule is 'steps' and the milestones are"),
         ({"schedule": "cosine"}, "the schedule is 'cosine'.*Override both together"),
-        ({"crop_padding": -1}, "`crop_padding` must be a whole number, at least 0; got -1"),
-        ({"image_size": 2.5}, "`image_size` must be a whole number, at least 0; got 2.5"),
         ({"image_size": 64}, "`crop_padding` belongs to images of one size, but `image_size` is 6"),
-        ({"crop_fill": "white"}, "`crop_fill` must be one of 'black', 'mean'"),
         ({"flip": 1}, "`flip` must be true or false; got 1"),
-        ({"std": [0.1, 0.0, 0.1]}, "`std` must be above zero; got 0"),
-        ({"std": True}, "`std` must be"),
         ({"mean": [0.1, 0.2]}, "one value per channel, or one for all; they have 2 and 3"),
-        ({"head": "cosin"}, "`head` must be one of 'linear', 'cosine', 'unit-norm'"),
-        ({"head_scale": 0}, "`head_scale` must be above zero"),
         ({"head_scale": 9}, "`head_scale` belongs to a cosine head, but the head is 'linear'"),
         ({"epoch": 3}, "recipe 'paper': there is no value 'epoch'; did you mean epochs"),
     ],
@@ -338,25 +325,11 @@ def test_a_record_of_a_newer_version_is_refused():
     ("overrides", "message"),
     [
         ({"cutmix": 1.5}, r"`cutmix` must lie in \[0, 1\]; got 1.5"),
-        ({"mixup": -0.5}, r"`mixup` must lie in \[0, 1\]; got -0.5"),
         ({"epochs": True}, "`epochs` must be a whole number, at least 1; got True"),
-        ({"cutmix": True}, "`cutmix` must be finite; got True"),
-        ({"sam_rho": True}, "`sam_rho` must be finite; got True"),
-        ({"lr": False}, "`lr` must be finite; got False"),
-        ({"distill_weight": 2}, r"`distill_weight` must lie in \[0, 1\]; got 2"),
-        ({"ema_decay": 1}, r"`ema_decay` must lie in \[0, 1\); got 1"),
         ({"cutmix": 0.6, "mixup": 0.6}, "mixed in one way at most, .* got 0.6 and 0.6"),
-        ({"sam_rho": -0.1}, "`sam_rho` must not be negative; got -0.1"),
-        ({"cutout": -1}, "`cutout` must be a whole number, at least 0; got -1"),
-        ({"cutout": 3.5}, "`cutout` must be a whole number, at least 0; got 3.5"),
-        ({"image_seed": -1}, "`image_seed` must be a whole number, at least 0; got -1"),
-        ({"mixup_alpha": 0, "mixup": 0.5}, "`mixup_alpha` must be above zero; got 0"),
-        ({"trivial_augment": 1}, "`trivial_augment` must be true or false; got 1"),
-        ({"mix_partner": "rare"}, "`mix_partner` must be one of 'uniform', 'minority'"),
         ({"mix_partner": "minority"}, "`mix_partner` is 'minority' but cutmix or mixup is 0, so"),
         ({"mixup_alpha": 0.2}, "`mixup_alpha` is 0.2 but mixup is 0, so it would do nothing"),
         ({"distill_temperature": 2.0}, "`distill_temperature` is 2.0 but distill_weight is 0"),
-        ({"distill_adjusted": True}, "`distill_adjusted` is True but distill_weight is 0"),
     ],
 )
 def test_ingredients_that_cannot_be_are_refused(overrides, message):
@@ -389,3 +362,12 @@ def test_the_page_lists_every_value_with_its_default_and_its_choices():
             default = json.loads(json.dumps(field.default))  # tuples are lists there
             assert (typed, type(typed)) == (default, type(default)), field.name
         assert set(choices.get(field.name, ())) <= set(re.findall(r"`([^`]+)`", words)), field.name
+
+
+def test_rates_that_a_training_never_comes_to_are_told():
+    for name in RECIPES:
+        assert unreached_rates(spec(recipe=name, data=CIFAR10)) is None
+    short = unreached_rates(spec(recipe="paper", data=CIFAR10, epochs=100))
+    assert "of 100 epochs none comes to milestones at 160 and 180" in short
+    warm = unreached_rates(spec(recipe="imagenet-lt", epochs=4))
+    assert "all 4 epochs are warm-up; override warmup_epochs" in warm

@@ -11,7 +11,6 @@ from test_streamed import COUNTS, HERE, SMALL, normalized
 from data_factory import write_large
 from longtail import metrics
 from longtail._checks import InputError
-from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import RandomCrop
 from longtail.train.engine import evaluate, train
@@ -48,7 +47,7 @@ def test_the_first_step_by_the_equation(data, micro_batch):
     recipe, plan = one.training.recipe, one.training.planner.plan(0)
     crops = [
         RandomCrop(16)(data.train.file(row), np.random.default_rng([stream_seed(0, "crop"), 0, n]))
-        for n, row in enumerate(plan.rows.tolist())
+        for n, row in enumerate(plan.images.rows.tolist())
     ]
     network, prior = new_network(recipe, data.train, seed=0), data.train.prior.probs
     features = network.features(normalized(crops, recipe)).detach().double().numpy()
@@ -56,7 +55,7 @@ def test_the_first_step_by_the_equation(data, micro_batch):
     chances = torch.rand(5, generator=draws, dtype=torch.float64).numpy()
     drawn = [int((np.cumsum(prior) <= chance).sum()) for chance in chances]
     assert len(set(drawn)) > 1
-    target = data.train.labels[plan.rows.numpy()]
+    target = data.train.labels[plan.images.rows.numpy()]
     wanted = expected_loss(features, network.fc, target, prior, drawn)
     assert run_epoch([one], [0])[0][0] == pytest.approx(wanted, rel=1e-5)
 
@@ -81,7 +80,7 @@ def test_a_run_is_judged_by_all_classes(data, tmp_path):
 @pytest.mark.parametrize(
     ("method", "overrides", "message"),
     [
-        ("softmax+label-smoothing", {}, "but label smoothing needs all classes. Or leave `sampled"),
+        ("softmax+label-smoothing", {}, "but label smoothing needs all classes"),
         ("softmax", {"head": "unit-norm"}, "the head is 'unit-norm', and it takes a linear one"),
         ("softmax", {"sampled_classes": -1}, "`sampled_classes` must be a whole number, at least"),
     ],
@@ -89,10 +88,3 @@ def test_a_run_is_judged_by_all_classes(data, tmp_path):
 def test_what_it_can_not_do(data, tmp_path, method, overrides, message):
     with pytest.raises(InputError, match=message):
         train(spec(data, method, **overrides), data.train, root=tmp_path)
-
-
-def test_images_in_memory_have_few_classes(tmp_path):
-    digits, asked = load_digits_lt(), {"sampled_classes": 2}
-    made = make_spec(digits.spec, method="softmax", recipe="digits", seed=0, overrides=asked)
-    with pytest.raises(InputError, match="`sampled_classes` is above 0, but digits-lt is in memo"):
-        train(made, digits.train, root=tmp_path)

@@ -1,11 +1,8 @@
 """A run on images from disk: its step by hand, its parts, and what can go wrong on the way."""
 
 import logging
-import os
-import signal
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +11,10 @@ from torch.nn import functional as F
 
 from data_factory import write_large
 from longtail._checks import InputError
-from longtail.data import streaming
 from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.runs.folder import RunError
-from longtail.train import checkpoint
 from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import World
 from longtail.train.engine import evaluate, train, train_cohort
@@ -77,10 +72,10 @@ def test_the_first_step_by_hand(data):
     view, seed = RandomCrop(16), stream_seed(0, "crop")
     crops = [
         view(data.train.file(row), np.random.default_rng([seed, 0, draw]))
-        for draw, row in enumerate(plan.rows.tolist())
+        for draw, row in enumerate(plan.images.rows.tolist())
     ]
     network = new_network(recipe, data.train, seed=0)
-    target = torch.from_numpy(data.train.labels)[plan.rows]
+    target = torch.from_numpy(data.train.labels)[plan.images.rows]
     loss = F.cross_entropy(network(normalized(crops, recipe)), target, weight=plan.weights)
     loss.backward()
     expected = {
@@ -207,32 +202,6 @@ def test_evaluation_never_skips(damaged, data, tmp_path):
     assert "test" not in evaluate(run, data.test, split="val", streaming=HERE).splits
 
 
-def test_a_worker_that_dies(data, tmp_path, monkeypatch):
-    original = streaming.StreamedImages.__getitems__
-
-    def dying(self, request):
-        if request.epoch == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(self, request)
-
-    monkeypatch.setattr(streaming.StreamedImages, "__getitems__", dying)
-    with pytest.raises(ChildProcessError, match="a worker process that decodes images died"):
-        train(
-            spec(data),
-            data.train,
-            root=tmp_path,
-            streaming=Streaming(workers=1),
-            checkpoint_seconds=0.0,
-        )
-    assert checkpoint.latest(tmp_path / spec(data).folder).epochs == 1
-
-
-def test_too_little_shared_memory_is_said_before_training(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(InputError, match=r"of shared memory, but /dev/shm has 1 kB free.*shm-size"):
-        train(spec(data), data.train, root=tmp_path, streaming=Streaming(workers=1))
-
-
 def test_recipes_that_do_not_fit_the_images(data, tmp_path):
     with pytest.raises(InputError, match=r"'tuned' is for images of one size.*imagenet-lt or inat"):
         check_recipe(get_recipe("tuned"))
@@ -243,16 +212,3 @@ def test_recipes_that_do_not_fit_the_images(data, tmp_path):
     with pytest.raises(InputError, match="crops photographs from disk to 224 pixels, but digits"):
         train(made, digits.train, root=tmp_path)
     assert Recipe.of(made).image_size == 224
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"workers": -1}, "`workers` must be a whole number, at least 0; got -1"),
-        ({"micro_batch": 0}, "`micro_batch` must be a whole number, at least 1; got 0"),
-        ({"on_error": "ignore"}, "`on_error` must be one of 'stop', 'skip'; got 'ignore'"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(InputError, match=message):
-        Streaming(**settings)

@@ -1,10 +1,7 @@
 """TensorBoard logs: what readers of them see."""
 
-import sys
-
 import pytest
 
-from longtail import MissingExtraError
 from longtail.data.digits import load_digits_lt
 from longtail.train.engine import EpochEnd
 from longtail.train.recipe import make_spec
@@ -55,9 +52,3 @@ def test_a_resumed_run_shows_no_step_twice(tmp_path):
             board(end(tmp_path, epoch, loss=7.0))
     assert scalars(tmp_path)["loss"] == [(1, 9.0), (2, 7.0), (3, 7.0), (4, 7.0)]
     assert [step for step, _ in scalars(tmp_path)["learning rate"]] == [1, 2, 3, 4]
-
-
-def test_without_tensorboard_the_install_command_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'longtail\[tensorboard\]'"):
-        TensorBoard()

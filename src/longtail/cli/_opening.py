@@ -11,7 +11,6 @@ from longtail.cli import _console
 if TYPE_CHECKING:
     from longtail.runs import Run
 
-HELD_OUT = "held-out"
 _PLAIN = {"softmax", "label-smoothing"}  # methods that leave the classes' frequencies as they are
 
 
@@ -28,13 +27,13 @@ def open_runs(given: list[Path], *, split: str | None = None, anew: bool = False
     def able(_: Path, runs: list[Run]) -> list[Run]:
         if split is None:
             return runs
-        unable = {run.folder for run in runs if run.members and (anew or split not in run.splits)}
-        if runs and len(unable) == len(runs) and not anew:
+        unable = [run for run in runs if run.members and (anew or split not in run.splits)]
+        if unable and len(unable) == len(runs) and not anew:
             runs[0].logits(split)  # says how to make them
-        why = "a network" if anew else f"logits of the split {split!r}"
-        for folder in sorted(unable):
-            _console.warning_line(f"left out {folder}, an ensemble without {why}")
-        return _with_part([run for run in runs if run.folder not in unable], split)
+        for run in unable:
+            why = "a network" if anew else f"logits of the split {split!r}"
+            _console.warning_line(f"left out {run.folder}, an ensemble without {why}")
+        return _with_part([run for run in runs if run not in unable], split)
 
     return _opened(given, able, split=split)
 
@@ -53,15 +52,12 @@ def open_members(given: list[Path], *, split: str) -> list[Run]:
     from longtail.runs.ensemble import ensemble_spec
 
     found = _opened(given, lambda path, runs: _with_part(_untaught(path, runs), split), split=split)
+    together = [run for run in found if run.members]
+    why = "which is an ensemble" if len(together) == 1 else "which are ensembles"
+    _say_left_out(together, why, " (only trained runs are averaged)")
     members = [run for run in found if not run.members]
-    _say_left_out(
-        [run for run in found if run.members],
-        ("which is an ensemble", "which are ensembles"),
-        "only trained runs are averaged",
-    )
-    warn_of_frequencies(members)
-    # Refuses a single one, before any work.
-    ensemble_spec(DataSpec("any"), [run.name for run in members])
+    _warn_of_frequencies(members)
+    ensemble_spec(DataSpec("any"), [run.name for run in members])  # refuses one, before any work
     return members
 
 
@@ -76,30 +72,31 @@ def open_teachers(given: list[Path]) -> list[Run]:
         given: run folders, and folders of runs; none for no teachers.
     """
     found = _opened(given, _untaught) if given else []
-    warn_of_frequencies(found)
+    _warn_of_frequencies(found)
     names = {run.name for run in found}
     return [run for run in found if not run.members or not set(run.members) <= names]
 
 
-def warn_of_frequencies(runs: list[Run]) -> None:
+def _warn_of_frequencies(runs: list[Run]) -> None:
     """Say that runs whose logits are to be averaged answer for different class frequencies."""
     alone = [run for run in runs if not run.members]  # an ensemble was told when it was made
     plain = [run for run in alone if set(run.spec.method.name.split("+")) <= _PLAIN]
-    if 0 < len(plain) < len(alone):
-        other = next(run for run in alone if run not in plain)
+    other = [run for run in alone if run not in plain]
+    if plain and other:
         _console.warning_line(
-            f"{plain[0].name} and {other.name} answer for different class frequencies, plain "
-            f"softmax for those of training and {other.spec.method.name} for corrected ones; the "
-            f"mean of {len(plain)} and {len(alone) - len(plain)} such runs is in between"
+            f"{plain[0].name} and {other[0].name} answer for different class frequencies, plain "
+            f"softmax for those of training and {other[0].spec.method.name} for corrected ones; "
+            f"the mean of {len(plain)} and {len(other)} such runs is in between"
         )
 
 
 def _untaught(path: Path, runs: list[Run]) -> list[Run]:
     """The runs of a folder without those whose teachers are all there."""
     there = {run.name for run in runs}
-    taught = [run for run in runs if run.teachers and not set(run.teachers) - there]
-    learnt = f"which learnt from others in {path}"
-    _say_left_out(taught, (learnt, learnt), "name runs one by one to take any")
+    taught = [run for run in runs if run.teachers and set(run.teachers) <= there]
+    _say_left_out(
+        taught, f"which learnt from others in {path}", " (name runs one by one to take any)"
+    )
     return [run for run in runs if run not in taught]
 
 
@@ -108,25 +105,22 @@ def _with_part(runs: list[Run], split: str) -> list[Run]:
 
     All other logits can be computed; these were written when training ended, or never.
     """
-    lacking = [run for run in runs if split == HELD_OUT and split not in run.splits]
-    _say_left_out(lacking, ("which has no held-out part", "which have no held-out part"))
+    lacking = [run for run in runs if split == "held-out" and split not in run.splits]
+    _say_left_out(lacking, f"which {'has' if len(lacking) == 1 else 'have'} no held-out part")
     return [run for run in runs if run not in lacking]
 
 
-def _say_left_out(runs: list[Run], why: tuple[str, str], hint: str = "") -> None:
-    """Name the runs that a command goes on without, if there are any; `why` of one and several."""
+def _say_left_out(runs: list[Run], why: str, hint: str = "") -> None:
+    """Name the runs that a command goes on without, if there are any."""
     from longtail._checks import listing
 
     if runs:
-        text = f"Left out: {listing(run.folder for run in runs)}, {why[len(runs) > 1]}"
-        _console.note(_console.wrapped(f"{text} ({hint})." if hint else f"{text}."))
+        text = f"Left out: {listing(run.folder for run in runs)}, {why}{hint}."
+        _console.note(_console.wrapped(text))
 
 
 def _opened(
-    given: list[Path],
-    choose: Callable[[Path, list[Run]], list[Run]],
-    *,
-    split: str | None = None,
+    given: list[Path], choose: Callable[[Path, list[Run]], list[Run]], *, split: str | None = None
 ) -> list[Run]:
     """Runs that were named, and those chosen of the finished ones in folders that were."""
     from longtail._checks import InputError
@@ -147,7 +141,7 @@ def _opened(
             found.setdefault(run.folder.resolve(), run)
     if not found:
         what = "is finished" if not finished else "can be used here"
-        if finished and split == HELD_OUT:
+        if finished and split == "held-out":
             what = "has a held-out part; train with --held-out 0.2"
         raise InputError(f"none of the runs there {what}.")
     return list(found.values())

@@ -1,9 +1,8 @@
-"""`longtail evaluate`: finished runs' logits on a split, and the errors they make."""
+"""`longtail evaluate`: a run's logits on a split, where they are missing, and its errors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
@@ -14,11 +13,10 @@ import typer
 
 from longtail.cli import _console, _data, _training
 from longtail.cli._console import ForceOption, JsonOption
-from longtail.cli._training import Judged
 
 if TYPE_CHECKING:
+    from longtail.metrics import PerClassError
     from longtail.runs import Run
-    from longtail.train.distributed import World
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -39,7 +37,7 @@ def evaluate(
         list[Path],
         typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
     ],
-    split: Annotated[Split, typer.Option("--split", help="What to judge them on.")] = Split.test,
+    split: Annotated[Split, typer.Option(help="What to judge them on.")] = Split.test,
     ensemble: Annotated[
         bool,
         typer.Option("--ensemble", help="Also average their logits, into a run folder of its own."),
@@ -54,10 +52,7 @@ def evaluate(
     dataset: Annotated[
         str | None,
         typer.Option(
-            "--dataset",
-            metavar="NAME",
-            help="The data's frozen file or folder, if the runs don't say.",
-            show_default=False,
+            metavar="NAME", help="The data's frozen file or folder, if the runs don't say."
         ),
     ] = None,
     data_dir: _data.DataDirOption = None,
@@ -92,57 +87,49 @@ def evaluate(
       longtail evaluate runs/cifar100-lt --split dev --ensemble
       longtail evaluate runs/imagenet-lt --split val --root images
     """
+    from longtail import runs as library
     from longtail.cli._opening import open_members, open_runs
+    from longtail.runs.folder import judged_apart
 
     if errors_only and (ensemble or force or split == Split.held_out):
         other = "--ensemble" if ensemble else "--force" if force else "--split held-out"
         raise typer.BadParameter(f"--errors-only writes nothing; it can't stand beside {other}")
     anew = force or errors_only
-    if ensemble:
-        opened = open_members(runs, split=split.value)
-    else:
-        opened = open_runs(runs, split=split.value, anew=anew)
+    opened = (
+        open_members(runs, split=split.value)
+        if ensemble
+        else open_runs(runs, split=split.value, anew=anew)
+    )
     data = _training.RunData(dataset, data_dir, root)
-    judged: dict[Path, Judged] = {}
-    with _training.joined(device) if _needed(opened, split, anew) else nullcontext() as world:
-        numbers = [n for n, run in enumerate(opened) if anew or split not in run.splits]
-        if world is not None:
-            numbers = world.tell(numbers)  # another process may have written some by now
-        missing = [opened[number] for number in numbers]
-        _refuse(missing, split, force=force)
-        if not anew and split != Split.held_out and (dataset or data_dir or root):
-            _compare([run for run in opened if run not in missing], split, data, bool(missing))
-        if missing and world is not None:
-            from longtail.train import evaluation
-
-            parts = _parts(missing, split, data, workers)
-            how: dict[str, Any] = {"device": world.device, "world": world}
-            how["streaming"] = _training.streaming(workers, None, None)
-            written: dict[Path, Run] = {}
-            for run, part in _shown(parts, world):
-                if not errors_only:
-                    again = evaluation.evaluate(run, part, split=split.value, replace=force, **how)
-                    written[run.folder] = again
-                elif (predicted := evaluation.predict(run, part, **how)) is not None:
-                    judged[run.folder] = Judged.by(run, part.labels, predicted)
-            opened = [written.get(run.folder, run) for run in opened]
-    if world is not None and not world.first:
+    missing = [run for run in opened if anew or split not in run.splits]
+    # What is there already is held against the data that the command names.
+    work = opened if data.where and split != Split.held_out else missing
+    errors: dict[Path, PerClassError] = {}
+    first = True
+    if work or "WORLD_SIZE" in os.environ:
+        how: dict[str, Any] = {"workers": workers, "device": device, "force": force}
+        written, errors, first = _judge(work, split, data, errors_only=errors_only, **how)
+        opened = [written.get(run.folder, run) for run in opened]
+    if not first:
         return
     together = None
     if ensemble:
-        from longtail import runs as library
-
-        root_of = opened[0].folder.parent.parent
-        together = library.ensemble(opened, root=root_of, split=split.value, replace=force)
+        home = opened[0].folder.parent.parent
+        together = library.ensemble(opened, root=home, split=split.value, replace=force)
     shown = [*opened, *([together] if together is not None else [])]
-    if not judged:
-        _refuse_mixed(shown, split, data.typed)
-        judged = {run.folder: Judged.on(run, split) for run in shown}
+    if not errors_only:
+        # What is held out differs from seed to seed; other splits must be the same images.
+        for group in _by_data(shown).values() if split != Split.held_out else ():
+            seen = {run.record["splits"][split.value]["data"]: run for run in group}
+            differing = [run for data, run in seen.items() if data is not None]
+            if len(differing) > 1:
+                raise judged_apart(differing[0], differing[1], split.value)
+        errors = {run.folder: _training.errors_on(run, split) for run in shown}
     if json:
-        found = _document(judged, split)
+        found = _document(shown, errors, split)
         _console.print_json(found | ({"ensemble": together.folder} if together else {}))
         return
-    _show(judged, split)
+    _show(shown, errors, split)
     if missing and not errors_only:
         _console.note(
             f"Logits of {len(missing)} run(s) on the {split} set are in their folders now."
@@ -151,148 +138,85 @@ def evaluate(
         _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
 
 
-def _compare(judged: list[Run], split: Split, data: _training.RunData, others: bool) -> None:
-    """Refuse logits that are of other images than the data that the command names.
+def _judge(
+    work: list[Run],
+    split: Split,
+    data: _training.RunData,
+    *,
+    workers: int | None,
+    device: str,
+    force: bool,
+    errors_only: bool,
+) -> tuple[dict[Path, Run], dict[Path, PerClassError], bool]:
+    """Compute what is missing, in as many processes as there are.
 
-    Of runs of several data sets it names one, or the place of one; that it names that of none is
-    refused, too, unless there are `others`, which are not judged yet.
+    Returns:
+        The runs, reopened; where nothing is to be kept, their errors; and whether this process
+        is the first, which talks.
     """
-    from longtail._checks import InputError
-    from longtail.runs.folder import same_images
-
-    now: list[tuple[Run, str]] = []
-    refused = None
-    for run in judged:
-        try:
-            now.append((run, _part(data.of(run), run, split).fingerprint))
-        except InputError as error:
-            refused = refused or error
-    same_images(now, split.value)
-    if refused is not None and not (now or others):
-        raise refused
-
-
-def _refuse_mixed(runs: list[Run], split: Split, typed: list[str]) -> None:
-    """Refuse a mean over runs that were judged on different images of a split.
-
-    What is held out of the training set differs from seed to seed, and so may what a training
-    loop of one's own wrote, which tells no fingerprint.
-    """
-    from longtail.runs.folder import judged_apart
-
-    if split == Split.held_out:
-        return
-    for together in _by_data(runs).values():
-        images = [(run.record["splits"][split.value]["data"], run) for run in together]
-        differing = list({data: run for data, run in images if data is not None}.values())
-        if len(differing) > 1:
-            one, other = differing[:2]
-            raise judged_apart(one, other, split.value)
-
-
-def _needed(opened: list[Run], split: Split, force: bool) -> bool:
-    """Whether there may be something to compute, or several processes of which one shall talk."""
     from longtail import _checks
-
-    launched = "WORLD_SIZE" in os.environ
-    absent = any(force or split not in run.splits for run in opened) and split != Split.held_out
-    if absent:
-        _checks.require("torch", extra="train")
-    return absent or launched
-
-
-def _refuse(missing: list[Run], split: Split, *, force: bool) -> None:
-    """What would fail after work on other runs is refused before it."""
     from longtail._checks import InputError
+    from longtail.data.lists import ListedImages
+    from longtail.metrics import per_class_error
 
-    for run in missing:
+    anew = force or errors_only
+    for run in work:
         if split == Split.held_out:
             raise InputError(
                 f"{run.folder} has no held-out part; train with --held-out 0.2."
                 if not run.spec.dataset.held_out
                 else "--force has no use with --split held-out: training writes those logits."
             )
-        if run.members:
-            again = " --force" if force else ""
+        if run.members and (anew or split not in run.splits):
             raise InputError(
                 f"{run.folder} is an ensemble and has no network to compute logits with; its "
-                f"members have: {run.evaluation(split.value)}{again}"
+                f"members have: {run.evaluation(split)}{' --force' if force else ''}"
             )
-        run.model()  # says why there are no weights
+        if anew or split not in run.splits:
+            run.model()  # says why there are no weights, before work on other runs
+    _checks.require("torch", extra="train")
+    from longtail.train import distributed, evaluation
+    from longtail.train.streamed import Streaming
 
-
-def _parts(
-    missing: list[Run], split: Split, data: _training.RunData, workers: int | None
-) -> list[tuple[Run, Any]]:
-    """Each run with its images of a split; all of them are found before any work."""
-    from longtail._checks import InputError
-    from longtail.data.lists import ListedImages
-
-    parts = [(run, _part(data.of(run), run, split)) for run in missing]
-    if workers is not None and not any(isinstance(part, ListedImages) for _, part in parts):
-        raise InputError("--workers is for images on disk; those of these runs are in memory.")
-    return parts
-
-
-def _shown(parts: list[tuple[Run, Any]], world: World) -> Iterator[tuple[Run, Any]]:
-    """Runs and images one after another, while the first process shows how far it is."""
-    with _console.progress("evaluating") if world.first else nullcontext() as progress:
-        for done, (run, part) in enumerate(parts):
-            if progress is not None:
-                progress(done, len(parts), run.folder.name)
-            yield run, part
+    written: dict[Path, Run] = {}
+    errors: dict[Path, PerClassError] = {}
+    with distributed.joined(_training.find_device(device)) as world:
+        parts = [_part(data.of(run), run, split) for run in work]
+        if work and workers is not None and not any(isinstance(p, ListedImages) for p in parts):
+            raise InputError("--workers is for images on disk; those of these runs are in memory.")
+        how: dict[str, Any] = {"device": world.device, "world": world}
+        how["streaming"] = Streaming(workers=workers)
+        with _console.progress("evaluating") if world.first else nullcontext() as progress:
+            for done, (run, part) in enumerate(zip(work, parts, strict=True)):
+                if progress is not None:
+                    progress(done, len(work), run.folder.name)
+                if not errors_only:
+                    again = evaluation.evaluate(run, part, split=split.value, replace=force, **how)
+                    written[run.folder] = again
+                elif (found := evaluation.predict(run, part, **how)) is not None:
+                    classes = run.prior.num_classes
+                    errors[run.folder] = per_class_error(
+                        part.labels, found, num_classes=classes, missing="skip"
+                    )
+        return written, errors, world.first
 
 
 def _part(data: Any, run: Run, split: Split) -> Any:
     """The images of a split, if the run's data set has it."""
     from longtail._checks import InputError
 
+    name = run.spec.dataset.name
     if split == Split.dev:
         if not hasattr(data, "development"):
-            raise InputError(
-                f"{run.spec.dataset.name} has no development set; --split val is what it has for "
-                f"choosing."
-            )
+            raise InputError(f"{name} has no development set; --split val is for choosing.")
         return data.development(run)
     images = getattr(data, split.value, None)
     if images is None:
         raise InputError(
-            f"{run.spec.dataset.name} has no validation set, so {run.folder} can't be judged on "
-            f"one; --held-out in training makes a part to choose tau on."
+            f"{name} has no validation set, so {run.folder} can't be judged on one; --held-out in "
+            f"training makes a part to choose tau on."
         )
     return images
-
-
-def _document(errors_of: dict[Path, Judged], split: Split) -> dict[str, Any]:
-    from longtail.runs.naming import by_method
-
-    judged = {folder: one.values() for folder, one in errors_of.items()}
-    runs, methods = [one.run for one in errors_of.values()], []
-    for together in _by_data(runs).values():
-        for name, group in by_method(together).items():
-            errors = [judged[run.folder] for run in group]
-            balanced = [values["balanced_error"] for values in errors]
-            methods.append(
-                {
-                    "dataset": group[0].spec.dataset.to_json(),
-                    "method": name,
-                    "seeds": [run.spec.seed for run in group],
-                    **{key: _mean([v[key] for v in errors]) for key in errors[0]},
-                    "deviation": _training.deviation(balanced),
-                }
-            )
-    listed = [
-        {
-            "folder": run.folder,
-            "method": run.spec.method.to_json(),
-            "seed": run.spec.seed,
-            "examples": int(errors_of[run.folder].error.counts.sum()),
-            **judged[run.folder],
-            "missing_classes": errors_of[run.folder].error.missing_classes.tolist(),
-        }
-        for run in runs
-    ]
-    return {"split": str(split), "runs": listed, "methods": methods}
 
 
 def _by_data(runs: list[Run]) -> dict[Any, list[Run]]:
@@ -303,50 +227,73 @@ def _by_data(runs: list[Run]) -> dict[Any, list[Run]]:
     return groups
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _values(run: Run, error: PerClassError) -> dict[str, float]:
+    """Balanced error, and that of the classes with many, medium and few examples."""
+    return {"balanced_error": error.balanced_error, **error.by_group(run.prior).values}
 
 
-def _show(errors_of: dict[Path, Judged], split: Split) -> None:
+def _document(runs: list[Run], errors: dict[Path, PerClassError], split: Split) -> dict[str, Any]:
+    from longtail.runs.naming import by_method
+
+    values = {run.folder: _values(run, errors[run.folder]) for run in runs}
+    methods = []
+    for together in _by_data(runs).values():
+        for name, group in by_method(together).items():
+            columns = {
+                key: [values[run.folder][key] for run in group] for key in values[group[0].folder]
+            }
+            methods.append(
+                {
+                    "dataset": group[0].spec.dataset.to_json(),
+                    "method": name,
+                    "seeds": [run.spec.seed for run in group],
+                    **{key: sum(column) / len(column) for key, column in columns.items()},
+                    "deviation": _training.deviation(columns["balanced_error"]),
+                }
+            )
+    listed = [
+        {
+            "folder": run.folder,
+            "method": run.spec.method.to_json(),
+            "seed": run.spec.seed,
+            "examples": int(errors[run.folder].counts.sum()),
+            **values[run.folder],
+            "missing_classes": errors[run.folder].missing_classes.tolist(),
+        }
+        for run in runs
+    ]
+    return {"split": str(split), "runs": listed, "methods": methods}
+
+
+def _show(runs: list[Run], errors: dict[Path, PerClassError], split: Split) -> None:
     from longtail import _checks
     from longtail.report.tables import GROUP_BOUNDS, Table, percent, spread
     from longtail.runs.naming import by_method, trained_unlike
 
     bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
-    judged = {folder: one.values() for folder, one in errors_of.items()}
-    for (_, spec), together in _by_data([one.run for one in errors_of.values()]).items():
-        methods = by_method(together)
-        rows, means = [], []
+    header = ("balanced", *GROUP_BOUNDS)
+    for (_, spec), together in _by_data(runs).items():
+        rows, means, methods = [], [], by_method(together)
         for name, group in methods.items():
-            errors = [judged[run.folder] for run in group]
-            for run, values in zip(group, errors, strict=True):
-                rows.append((run.folder.name, *(percent(value) for value in values.values())))
-            balanced, *groups = ([values[key] for values in errors] for key in errors[0])
-            cells = [spread(balanced, digits=1), *(percent(_mean(g)) for g in groups)]
-            means.append((name, str(len(group)), *cells))
+            values = [list(_values(run, errors[run.folder]).values()) for run in group]
+            for run, own in zip(group, values, strict=True):
+                rows.append((run.folder.name, *map(percent, own)))
+            balanced, *groups = zip(*values, strict=True)
+            cells = [percent(sum(column) / len(column)) for column in groups]
+            means.append((name, str(len(group)), spread(balanced, digits=1), *cells))
         title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
-        header = ("balanced", *GROUP_BOUNDS)
         _console.show_table(Table(title, ("run", *header), rows))
-        note = f"Classes by training examples: {bounds}.{_groups_words(together)}"
-        absent = errors_of[together[0].folder].absent
-        if absent:
+        note = f"Classes by training examples: {bounds}."
+        if len({tuple(map(tuple, run.prior.groups().values())) for run in together}) > 1:
+            note += (
+                " Runs with a held-out part count what was left to train on, so a group is not of "
+                "the same classes in every row."
+            )
+        missing = errors[together[0].folder].missing_classes
+        if absent := _checks.class_words(missing, together[0].class_names):
             note += f" Without examples there: {absent}, left out of the means."
         if unlike := trained_unlike(together):
             note += f" The methods were not all trained alike: {_checks.listing(unlike, most=5)}."
         if any(len(group) > 1 for group in methods.values()):
             note = f"Means over the seeds, ± standard deviation. {note}"
         _console.show_table(Table("By method", ("method", "seeds", *header), means, note=note))
-
-
-def _groups_words(runs: list[Run]) -> str:
-    """That a column is of other classes in some rows, if it is.
-
-    What is held out is missing from the training set, and with it classes fall into lower groups.
-    """
-    found = {tuple(map(tuple, run.prior.groups().values())) for run in runs}
-    if len(found) == 1:
-        return ""
-    return (
-        " Runs with a held-out part count what was left to train on, so a group is not of the same "
-        "classes in every row."
-    )

@@ -24,6 +24,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from longtail import _checks
+
 _HOMES = {
     "EpochEnd": "engine",
     "Method": "methods",
@@ -46,4 +48,6 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOMES[name] not in ("methods", "recipe"):
+        _checks.require("torch", extra="train")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

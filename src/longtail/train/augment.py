@@ -1,22 +1,18 @@
 """Random crops, flips and normalisation of whole batches, on any device.
 
-The draws (`plan_crop_flip`) and their application (`crop_flip`, `gather_crop_flip`) are kept
-apart: the draw happens on the CPU, so that a run sees the same crops on every device, and the
-rest is one gather that needs no random numbers, waits for nothing and can be captured in a CUDA
-graph.
+The draws (`plan_crop_flip`, on the CPU) and their application (`crop_flip`) are kept apart: a run
+sees the same crops on every device, and the rest is one gather that needs no random numbers, waits
+for nothing and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from longtail import _checks
-from longtail._checks import InputError
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor
+
+from longtail import _checks
 
 
 def plan_crop_flip(
@@ -45,10 +41,9 @@ def plan_crop_flip(
         (0, 8, 1)
     """
     padding = _checks.whole(padding, name="padding", at_least=0)
-    shape = (count,)
-    mirrored = torch.randint(0, 2, shape, generator=generator)
-    dy = torch.randint(0, 2 * padding + 1, shape, generator=generator)
-    dx = torch.randint(0, 2 * padding + 1, shape, generator=generator)
+    mirrored = torch.randint(0, 2, (count,), generator=generator)
+    dy = torch.randint(0, 2 * padding + 1, (count,), generator=generator)
+    dx = torch.randint(0, 2 * padding + 1, (count,), generator=generator)
     return dy, dx, mirrored if flip else torch.zeros_like(mirrored)
 
 
@@ -60,21 +55,25 @@ def crop_flip(
     *,
     padding: int,
     fill: float | Tensor = 0.0,
+    index: Tensor | None = None,
 ) -> Tensor:
     """Pad each image, crop it at (dy, dx) to its own size again, and mirror it where told.
 
+        out[n, c, i, j] = padded[index[n], c, dy[n] + i, dx[n] + (width - 1 - j if flip[n] else j)]
+
     Args:
-        pixels: shape (batch, channels, height, width), any dtype and memory format.
-        dy: first row of the crop in the padded image, shape (batch,), 0 .. 2 padding.
+        pixels: shape (images, channels, height, width), any dtype and memory format.
+        dy: first row of the crop in the padded image, shape (batch,), 0 .. 2 padding; on the
+            device of `pixels`, like what follows.
         dx: first column, likewise.
         flip: other than 0: mirror left and right, after the crop; shape (batch,).
         padding: pixels added on each side.
         fill: value of the padding: one number that the pixels' dtype can hold, or a tensor of
-            shape (channels,) on the device of `pixels`. 0 on raw pixels is black; see
-            `Recipe.border` for normalised ones.
+            shape (channels,). 0 on raw pixels is black; see `Recipe.border` for normalised ones.
+        index: which images make the batch, shape (batch,); all of them, in order, if None.
 
     Returns:
-        New pixels, of the same shape and dtype, in channels-last memory format.
+        Shape (batch, channels, height, width), dtype of `pixels`, in channels-last memory format.
 
     Examples:
         >>> image = torch.tensor([[1, 2], [3, 4]]).view(1, 1, 2, 2)
@@ -86,108 +85,22 @@ def crop_flip(
         tensor([[0, 2],
                 [0, 4]])
     """
-    check_images(pixels)
-    index = torch.arange(len(pixels), device=pixels.device)
-    return gather_crop_flip(pixels, index, dy, dx, flip, padding=padding, fill=fill)
+    if index is None:
+        index = torch.arange(len(pixels), device=pixels.device)
+    out, outside = gather_crops(pixels, index, dy, dx, flip, padding=padding)
+    return fill_outside(out, outside, fill)
 
 
-def gather_crop_flip(
-    images: Tensor,
-    index: Tensor,
-    dy: Tensor,
-    dx: Tensor,
-    flip: Tensor,
-    *,
-    padding: int,
-    fill: float | Tensor = 0.0,
-) -> Tensor:
-    """Take a batch from a resident set of images and crop and flip it, in the same gather.
-
-        out[n, c, i, j] = padded[index[n], c, dy[n] + i, dx[n] + (width - 1 - j if flip[n] else j)]
-
-    Nothing here depends on the data's values, so no host waits for a device.
-
-    Args:
-        images: the whole set, shape (examples, channels, height, width).
-        index: which examples, shape (batch,), on the device of `images` like the three below.
-        dy: and what follows: as in `crop_flip`.
-        dx: likewise.
-        flip: likewise.
-        padding: likewise.
-        fill: likewise.
-
-    Returns:
-        Shape (batch, channels, height, width), dtype of `images`, channels-last.
-
-    Examples:
-        >>> images = torch.arange(8).view(2, 1, 2, 2)
-        >>> zero = torch.zeros(1, dtype=torch.int64)
-        >>> gather_crop_flip(images, zero + 1, zero, zero + 1, zero, padding=1).view(2, 2)
-        tensor([[0, 0],
-                [4, 5]])
-    """
-    out, outside = _gather(images, index, dy, dx, flip, padding)
-    return out if outside is None else _filled(out, outside, fill)
-
-
-def gather_normalized(
-    images: Tensor,
-    index: Tensor,
-    dy: Tensor,
-    dx: Tensor,
-    flip: Tensor,
-    *,
-    padding: int,
-    fill: float | Tensor,
-    mean: Sequence[float] | Tensor,
-    std: Sequence[float] | Tensor,
-    pixel_range: float,
-) -> Tensor:
-    """`gather_crop_flip`, then `normalize`, then padding: a batch as a network takes it.
-
-    Padding comes last so that it may have any colour, such as the mean, which integer pixels
-    can't hold.
-
-    Args:
-        images: and what follows: as in `gather_crop_flip`.
-        index: likewise.
-        dy: likewise.
-        dx: likewise.
-        flip: likewise.
-        padding: likewise.
-        fill: the padding's value after normalisation, see `Recipe.border`.
-        mean: and what follows: as in `normalize`.
-        std: likewise.
-        pixel_range: likewise.
-
-    Returns:
-        float32, shape (batch, channels, height, width), channels-last.
-
-    Examples:
-        >>> grey = torch.full((1, 1, 1, 2), 51, dtype=torch.uint8)
-        >>> zero = torch.zeros(1, dtype=torch.int64)
-        >>> gather_normalized(
-        ...     grey, zero, zero + 1, zero + 2, zero,
-        ...     padding=1, fill=0.0, mean=[0.5], std=[1.0], pixel_range=255,
-        ... ).flatten()
-        tensor([-0.3000,  0.0000])
-    """
-    out, outside = _gather(images, index, dy, dx, flip, padding)
-    out = normalize(out, mean=mean, std=std, pixel_range=pixel_range)
-    return out if outside is None else _filled(out, outside, fill)
-
-
-def _gather(
-    images: Tensor, index: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, padding: int
+def gather_crops(
+    images: Tensor, index: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, *, padding: int
 ) -> tuple[Tensor, Tensor | None]:
-    """The crops, with the image's edge repeated beyond it; and where that is, (batch, 1, h, w)."""
-    check_images(images)
-    if not index.shape == dy.shape == dx.shape == flip.shape:
-        raise InputError(
-            f"`dy`, `dx` and `flip` must have one value per image of the batch; the shapes are "
-            f"{tuple(dy.shape)}, {tuple(dx.shape)} and {tuple(flip.shape)} for "
-            f"{tuple(index.shape)}."
-        )
+    """The crops of `crop_flip` with the image's edge repeated beyond it, and where that is.
+
+    So what lies outside may be filled after normalisation, with colours that integers can't hold.
+
+    Returns:
+        The batch, and a mask of shape (batch, 1, height, width) for `fill_outside`.
+    """
     height, width = images.shape[2:]
     column = torch.arange(width, device=images.device)
     y = (dy - padding)[:, None] + torch.arange(height, device=images.device)
@@ -206,15 +119,13 @@ def _gather(
     return out, (beyond_y[:, :, None] | beyond_x[:, None, :])[:, None]
 
 
-def _filled(out: Tensor, outside: Tensor, fill: float | Tensor) -> Tensor:
+def fill_outside(out: Tensor, outside: Tensor | None, fill: float | Tensor) -> Tensor:
+    """Give the pixels outside of the images their colour; see `gather_crops`."""
+    if outside is None:
+        return out
     if isinstance(fill, Tensor):
         return torch.where(outside, fill.to(out.dtype)[:, None, None], out)
-    if not (out.dtype.is_floating_point or float(fill).is_integer()):
-        raise InputError(
-            f"`fill` must be a whole number, since the pixels are {out.dtype}; got {fill:g}. "
-            f"Normalise the images first to fill with any colour."
-        )
-    return out.masked_fill_(outside, float(fill))
+    return out.masked_fill_(outside, fill)
 
 
 def normalize(
@@ -233,30 +144,13 @@ def normalize(
         std: likewise, above 0.
         pixel_range: the largest value that a pixel can have, such as 255.
 
-    Returns:
-        Shape and memory format of `pixels`.
-
     Examples:
         >>> white = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
         >>> normalize(white, mean=[0.5], std=[0.25], pixel_range=255).item()
         2.0
     """
-    check_images(pixels)
-    channels, parts = pixels.shape[1], []
-    for name, values in (("mean", mean), ("std", std)):
-        part = torch.as_tensor(values, dtype=torch.float32, device=pixels.device)
-        if part.shape not in ((1,), (channels,)):
-            raise InputError(
-                f"`{name}` must have one value, or one per channel; the pixels have {channels} "
-                f"channel(s), and its shape is {tuple(part.shape)}."
-            )
-        parts.append(part.view(1, -1, 1, 1))
-    return (pixels.float() / float(pixel_range) - parts[0]) / parts[1]
-
-
-def check_images(pixels: Tensor) -> None:
-    """Refuse images that are not of shape (images, channels, height, width)."""
-    if pixels.ndim != 4:
-        raise InputError(
-            f"images must have shape (images, channels, height, width); got {tuple(pixels.shape)}."
-        )
+    shift, scale = (
+        torch.as_tensor(values, dtype=torch.float32, device=pixels.device).view(1, -1, 1, 1)
+        for values in (mean, std)
+    )
+    return (pixels.float() / float(pixel_range) - shift) / scale

@@ -7,22 +7,17 @@ mean from the first step on, and the weights the training began with have no par
 (`torch.optim.swa_utils.AveragedModel` starts at the first weights, which for d = 0.999 still weigh
 a third of the average after a thousand steps.) Batch norm's running mean and variance are averaged
 like weights; a counter keeps its last value. The sum of half-precision weights is in float32.
-Nothing here waits for a device until the average is looked at.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import Any
-
-from longtail import _checks
-from longtail._checks import InputError
-
-_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor, nn
+
+from longtail import _checks
+from longtail._checks import InputError
 
 
 class WeightAverage:
@@ -57,41 +52,32 @@ class WeightAverage:
         self.sums = {
             name: torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
             for name, value in model.state_dict().items()
-            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+            if value.is_floating_point()
         }
-        device = next((value.device for value in self.sums.values()), None)
+        device = next(value.device for value in self.sums.values())
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are now."""
-        # Looked up each time: .to() and the like put other tensors in the network.
+        """Take in the weights as they are now, without waiting for the device."""
         state = self.model.state_dict(keep_vars=True)
         weights = [state[name].to(total.dtype) for name, total in self.sums.items()]
         torch._foreach_lerp_(list(self.sums.values()), weights, 1.0 - self.decay)
         self.steps += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Tensor]:
         """The average, by the names of the network's own state; its weights before any step."""
         steps = int(self.steps)
         share = 1.0 - self.decay**steps
         return {
             name: (self.sums[name] / share).to(value.dtype)
             if steps and name in self.sums
-            else value.detach().clone()
-            if isinstance(value, Tensor)
-            else copy.deepcopy(value)
-            for name, value in self.model.state_dict(keep_vars=True).items()
+            else value.clone()
+            for name, value in self.model.state_dict().items()
         }
 
     def load(self, sums: Mapping[str, Tensor], steps: int | Tensor) -> None:
         """Go on from the `sums` and `steps` of an average of the same network, on any device."""
-        if sums.keys() != self.sums.keys():
-            names = _checks.listing(sorted(sums.keys() ^ self.sums.keys()))
-            raise InputError(
-                f"WeightAverage.load: `sums` must have the weights of the network, but they differ "
-                f"in {names}; give the `sums` of an average, not its state_dict()."
-            )
         for name, value in self.sums.items():
             value.copy_(sums[name])
         self.steps.fill_(int(steps))

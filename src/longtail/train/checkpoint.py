@@ -10,17 +10,11 @@ newest are kept: if the newest was damaged since, training goes on from the one 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor
 
@@ -30,19 +24,11 @@ from longtail.runs.folder import RunError
 
 logger = logging.getLogger("longtail")
 
-_NAME = re.compile(r"checkpoint-(\d{6,})\.json")
 _KEPT = 2
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A run after some epochs.
-
-    Attributes:
-        epochs: how many are done.
-        seconds: training time until then.
-        tensors: everything that training changes, by name.
-    """
+class Checkpoint(NamedTuple):
+    """A run after some epochs: how many, the seconds they took, and all that training changes."""
 
     epochs: int
     seconds: float
@@ -50,14 +36,7 @@ class Checkpoint:
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], *, epochs: int, seconds: float) -> None:
-    """Write a checkpoint, then delete all but it and the one before.
-
-    Args:
-        folder: the run's.
-        tensors: everything that training changes, by name.
-        epochs: how many are done.
-        seconds: training time until now.
-    """
+    """Write a checkpoint, then delete all but it and the one before."""
     path = folder / f"checkpoint-{epochs:06d}.safetensors"
     record = path.with_suffix(".json")
     record.unlink(missing_ok=True)  # of an attempt before: it must not vouch for the new tensors
@@ -66,55 +45,50 @@ def save(folder: Path, tensors: Mapping[str, Tensor], *, epochs: int, seconds: f
     records = _records(folder)
     here = records.index(record)
     for other in records[:here] + records[here + _KEPT :]:  # later ones are damaged: it went back
-        _delete(other)
+        other.unlink()
+        other.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def latest(folder: Path) -> Checkpoint | None:
     """Return the newest whole checkpoint, or None; a damaged one is passed over with a warning."""
     records = _records(folder)
     for record in records:
+        path = record.with_suffix(".safetensors")
         try:
-            return _read(record)
+            found = files.read_json(record)
+            if files.sha256(path) != found["sha256"]:
+                raise InputError("its content is not what was written")
+            tensors = as_tensors(files.read_tensors(path))
+            return Checkpoint(int(found["epochs"]), float(found["seconds"]), tensors)
         except (InputError, OSError, KeyError, TypeError, ValueError) as error:
             last = record == records[-1]
-            logger.warning(
-                "%s can't be used (%s); %s.",
-                record.with_suffix(".safetensors"),
-                str(error).rstrip("."),
-                "training begins again" if last else "going back to the one before",
-            )
+            then = "training begins again" if last else "going back to the one before"
+            logger.warning("%s can't be used (%s); %s.", path, str(error).rstrip("."), then)
     return None
 
 
 def epochs_done(folder: Path) -> int:
     """The epochs that the newest checkpoint has behind it, by its name; 0 without one."""
-    records = _records(folder) if folder.is_dir() else []
+    records = _records(folder)
     return int(records[0].stem.split("-")[1]) if records else 0
 
 
 def check_fits(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], *, folder: Path) -> None:
-    """Refuse tensors of another network than a run's own, naming what differs."""
-    wrong = [f"{name} is missing" for name in own if name not in tensors]
-    wrong += [f"{name} is unknown" for name in tensors if name not in own]
-    wrong += [
-        f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(value.shape)}"
-        for name, value in own.items()
-        if name in tensors and tensors[name].shape != value.shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise RunError(
-            f"{folder}: its checkpoint is of another network: {'; '.join(wrong[:3])}{more}. Put "
-            f"the right one there, or pass --force (force=True) to begin again."
-        )
+    """Refuse tensors of another network than a run's own, naming one that differs."""
+    shapes, wanted = ({k: tuple(v.shape) for k, v in each.items()} for each in (tensors, own))
+    for name in wanted.keys() | shapes.keys():
+        if shapes.get(name) != wanted.get(name):
+            raise RunError(
+                f"{folder}: its weights are of another network: {name} has shape "
+                f"{shapes.get(name)}, not {wanted.get(name)}. Put the right ones there, or pass "
+                f"--force (force=True) to begin again."
+            )
 
 
 def delete_all(folder: Path) -> None:
-    """Delete a finished run's checkpoints."""
-    for record in _records(folder):
-        _delete(record)
-    for rest in folder.glob("checkpoint-*.safetensors"):  # whose record was never written
-        rest.unlink()
+    """Delete a finished run's checkpoints, whole or not."""
+    for path in sorted(folder.glob("checkpoint-*")):  # records before the tensors that they name
+        path.unlink()
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
@@ -122,21 +96,7 @@ def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
 
-def _read(record: Path) -> Checkpoint:
-    found = files.read_json(record)
-    path = record.with_suffix(".safetensors")
-    if files.sha256(path) != found["sha256"]:
-        raise InputError("its content is not what was written")
-    tensors = as_tensors(files.read_tensors(path))
-    return Checkpoint(int(found["epochs"]), float(found["seconds"]), tensors)
-
-
 def _records(folder: Path) -> list[Path]:
     """The records of all checkpoints, newest first."""
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    found = folder.glob("checkpoint-*.json")
     return sorted(found, key=lambda path: int(path.stem.split("-")[1]), reverse=True)
-
-
-def _delete(record: Path) -> None:
-    record.unlink()
-    record.with_suffix(".safetensors").unlink(missing_ok=True)

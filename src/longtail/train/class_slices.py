@@ -11,12 +11,8 @@ Nothing here knows margins or losses. Without a mesh there is one process, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -25,20 +21,21 @@ from torch.distributed.tensor import DTensor, Shard
 
 from longtail._checks import InputError
 
+# Their names since torch 2.13, and before.
+_ALL_GATHER: Callable[..., Any] = getattr(
+    distributed, "all_gather_single", distributed.all_gather_into_tensor
+)
+_REDUCE_SCATTER: Callable[..., Any] = getattr(
+    distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor
+)
+
 
 class Slice(NamedTuple):
     """The classes start .. stop − 1 of `num_classes`, which process `rank` of `size` holds.
 
     DTensor cuts as `torch.chunk` does: all slices are as long as the first, but for the last one
-    that has any, and with few classes to many processes some may be empty.
-
-    Attributes:
-        start: this process's first class.
-        stop: one beyond its last.
-        num_classes: of all processes together.
-        rank: which process of the mesh this is.
-        size: how many there are.
-        group: whom to talk to, or None where there is nobody.
+    that has any, and with few classes to many processes some may be empty. `group` is whom to
+    talk to, None where there is nobody.
 
     Examples:
         >>> [Slice.cut(11, rank=rank, size=3)[:2] for rank in range(3)]
@@ -71,21 +68,13 @@ class Slice(NamedTuple):
         """The slice of this process in a one-dimensional mesh; all classes without one."""
         if mesh is None:
             return cls.cut(num_classes)
-        if mesh.ndim != 1:
-            raise InputError(
-                f"`mesh` must have one dimension, over which the classes are cut; it has "
-                f'{mesh.ndim}; name one dimension of a larger mesh, as in mesh["classes"].'
-            )
-        if mesh.get_coordinate() is None:
-            raise InputError(f"this process is not in `mesh`, {mesh}.")
         if mesh.size() > num_classes:
             raise InputError(
                 f"`mesh` has {mesh.size()} processes for {num_classes} classes, so some would "
                 f"hold none; cut the classes over at most {num_classes} processes."
             )
-        return cls.cut(
-            num_classes, rank=mesh.get_local_rank(), size=mesh.size(), group=mesh.get_group()
-        )
+        rank, group = mesh.get_local_rank(), mesh.get_group()
+        return cls.cut(num_classes, rank=rank, size=mesh.size(), group=group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Slice:
         """Itself: a copy of a head talks to the same processes, whose group can't be copied."""
@@ -109,24 +98,6 @@ class Slice(NamedTuple):
         if self.group is not None:
             distributed.all_reduce(tensor, group=self.group)
         return tensor
-
-    def sum_of_rows(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes; each gets its part of the rows, shape (rows / size, ...)."""
-        if self.group is None:
-            return tensor
-        out = tensor.new_empty((tensor.shape[0] // self.size, *tensor.shape[1:]))
-        _REDUCE_SCATTER(out, tensor.contiguous(), group=self.group)
-        return out
-
-
-def _renamed(new: str, old: str) -> Callable[..., Any]:
-    """A collective under its new name where torch has that already."""
-    found: Callable[..., Any] = getattr(distributed, new, None) or getattr(distributed, old)
-    return found
-
-
-_ALL_GATHER = _renamed("all_gather_single", "all_gather_into_tensor")
-_REDUCE_SCATTER = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
 
 
 class Rows(NamedTuple):
@@ -156,16 +127,14 @@ class Rows(NamedTuple):
 
     def places(self, device: torch.device) -> Tensor:
         """Where the rows are that are not padding, in the order of the processes."""
-        parts = [
-            torch.arange(n, device=device) + rank * self.length
-            for rank, n in enumerate(self.counts)
-        ]
-        return torch.cat(parts)
+        starts = (rank * self.length for rank in range(len(self.counts)))
+        pairs = zip(starts, self.counts, strict=True)
+        return torch.cat([torch.arange(s, s + n, device=device) for s, n in pairs])
 
 
 def everywhere(features: Tensor, part: Slice) -> Tensor:
     """Features that are the same on every process; their gradients are added up over these."""
-    return features if part.group is None else _Everywhere.apply(features, part)  # type: ignore[no-any-return, no-untyped-call]
+    return features if part.group is None else cast(Tensor, _Everywhere.apply(features, part))  # type: ignore[no-untyped-call]
 
 
 def all_rows(features: Tensor, rows: Rows, part: Slice, *, factor: float) -> Tensor:
@@ -178,12 +147,12 @@ def all_rows(features: Tensor, rows: Rows, part: Slice, *, factor: float) -> Ten
         factor: multiplies the gradient that comes back to this process's features.
     """
     padded = rows.pad(features)
-    return padded if part.group is None else _AllRows.apply(padded, part, factor)  # type: ignore[no-any-return, no-untyped-call]
+    return padded if part.group is None else cast(Tensor, _AllRows.apply(padded, part, factor))  # type: ignore[no-untyped-call]
 
 
 def own_rows(values: Tensor, rows: Rows, part: Slice) -> Tensor:
     """This process's entries of what every process computed for all rows."""
-    return _OwnRows.apply(values, rows, part)  # type: ignore[no-any-return, no-untyped-call]
+    return cast(Tensor, _OwnRows.apply(values, rows, part))  # type: ignore[no-untyped-call]
 
 
 class _Everywhere(torch.autograd.Function):
@@ -205,7 +174,10 @@ class _AllRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.part.sum_of_rows(grads[0]).mul_(ctx.factor), None, None
+        rows = grads[0].shape[0] // ctx.part.size
+        out = grads[0].new_empty((rows, *grads[0].shape[1:]))
+        _REDUCE_SCATTER(out, grads[0].contiguous(), group=ctx.part.group)
+        return out.mul_(ctx.factor), None, None
 
 
 class _OwnRows(torch.autograd.Function):
@@ -228,19 +200,24 @@ def as_slice(local: Tensor, part: Slice, mesh: DeviceMesh | None, *, dim: int = 
     shape = list(local.shape)
     shape[dim] = part.num_classes
     # Said explicitly, since slices of unequal length can't tell the whole; nothing is sent.
+    stride = torch.empty(shape, device="meta").stride()
+    where = [Shard(dim)]
     return DTensor.from_local(
-        local,
-        mesh,
-        [Shard(dim)],
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=torch.empty(shape, device="meta").stride(),
+        local, mesh, where, run_check=False, shape=torch.Size(shape), stride=stride
     )
 
 
 def local(tensor: Tensor) -> Tensor:
     """This process's part of a DTensor, differentiable; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _slices(tensor: DTensor) -> tuple[distributed.ProcessGroup, int, list[Slice], list[int]]:
+    """The group, this process's rank in it, and of each process the slice and the global rank."""
+    group, rank = tensor.device_mesh.get_group(), tensor.device_mesh.get_local_rank()
+    size = tensor.device_mesh.size()
+    parts = [Slice.cut(tensor.shape[0], rank=n, size=size) for n in range(size)]
+    return group, rank, parts, [distributed.get_global_rank(group, n) for n in range(size)]
 
 
 def gather_slices(tensor: Tensor) -> Tensor | None:
@@ -261,65 +238,42 @@ def gather_slices(tensor: Tensor) -> Tensor | None:
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach().to("cpu", copy=True)
-    if tensor.placements != (Shard(0),):
-        raise InputError(
-            f"gather_slices: `tensor` must be sharded along dimension 0 of a one-dimensional mesh; "
-            f"its placements are {tensor.placements}."
-        )
-    group, own = tensor.device_mesh.get_group(), local(tensor.detach()).contiguous()
-    rank, size = tensor.device_mesh.get_local_rank(), tensor.device_mesh.size()
+    own = local(tensor.detach()).contiguous()
+    group, rank, parts, places = _slices(tensor)
     whole = torch.empty(tensor.shape, dtype=tensor.dtype) if rank == 0 else None
-    for sender in range(size):
-        part = Slice.cut(tensor.shape[0], rank=sender, size=size)
+    for part, place in zip(parts, places, strict=True):
         if part.width == 0:
             continue
-        values = own if sender == rank else own.new_empty((part.width, *own.shape[1:]))
-        source = distributed.get_global_rank(group, sender)
-        distributed.broadcast(values, src=source, group=group)
+        values = own if part.rank == rank else own.new_empty((part.width, *own.shape[1:]))
+        distributed.broadcast(values, src=place, group=group)
         if whole is not None:
             whole[part.start : part.stop] = values.cpu()
     return whole
 
 
 def scatter_slices(tensor: Tensor, whole: Tensor | None) -> None:
-    """Fill a tensor in slices of classes from the whole that the mesh's first process has.
-
-    The reverse of `gather_slices`: one slice after the other is sent, each to the process that
-    holds it. Every process of the mesh must call this.
+    """Fill a tensor in slices of classes from the whole, the reverse of `gather_slices`.
 
     Args:
-        tensor: a DTensor, sharded along dimension 0 of a one-dimensional mesh, or a plain tensor.
-        whole: of the same shape, on any device; None on the other processes of the mesh.
-
-    Examples:
-        >>> tensor = torch.zeros(2)
-        >>> scatter_slices(tensor, torch.ones(2))
-        >>> tensor
-        tensor([1., 1.])
+        tensor: a DTensor, sharded along dimension 0 of a one-dimensional mesh.
+        whole: of the same shape, on any device; None on the processes but the mesh's first.
     """
+    assert isinstance(tensor, DTensor)
     own = local(tensor.detach())
-    if not isinstance(tensor, DTensor):
-        assert whole is not None
-        own.copy_(whole)
-        return
-    group = tensor.device_mesh.get_group()
-    rank, size = tensor.device_mesh.get_local_rank(), tensor.device_mesh.size()
-    first = distributed.get_global_rank(group, 0)
-    for receiver in range(size):
-        part = Slice.cut(tensor.shape[0], rank=receiver, size=size)
-        if part.width == 0 or rank not in (0, receiver):
+    group, rank, parts, places = _slices(tensor)
+    for part, place in zip(parts, places, strict=True):
+        if part.width == 0 or rank not in (0, part.rank):
             continue
         if rank != 0:
             values = own.new_empty(own.shape)
-            distributed.recv(values, src=first, group=group)
+            distributed.recv(values, src=places[0], group=group)
         else:
             assert whole is not None
             values = whole[part.start : part.stop].to(own.device, own.dtype).contiguous()
-        if rank != receiver:
-            receiving = distributed.get_global_rank(group, receiver)
-            distributed.send(values, dst=receiving, group=group)
-        else:
+        if rank == part.rank:
             own.copy_(values)
+        else:
+            distributed.send(values, dst=place, group=group)
 
 
 def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
@@ -338,3 +292,12 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
     """
     state = {name: gather_slices(value) for name, value in module.state_dict().items()}
     return {name: value for name, value in state.items() if value is not None}
+
+
+def gather_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors without slices, on the mesh's first process; the others keep only what is whole."""
+    found = {
+        name: gather_slices(value) if isinstance(value, DTensor) else value
+        for name, value in tensors.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}

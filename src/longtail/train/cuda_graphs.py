@@ -13,10 +13,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
 
 _WARM_UP = 3  # steps before capture, in which libraries choose algorithms and make workspaces
@@ -55,7 +51,12 @@ class Stepper:
             if self.stream is not None and graphs:
                 self._capture()
                 if callable(self.training.teachers):
-                    self._make_room_beside(device)
+                    self.beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                    # When what was made there was taken over, and may be overwritten.
+                    self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    for value in self.training.make_room_ahead().tensors().values():
+                        value.record_stream(self.beside)  # not reused while it is written there
+                    self.beside.wait_stream(torch.cuda.current_stream(device))
 
     def active(self) -> AbstractContextManager[object]:
         """The context in which everything that concerns the training has to happen."""
@@ -70,8 +71,13 @@ class Stepper:
         """Take step `number` of the epoch; on a GPU it is only queued."""
         size = self.training.batch_sizes[number]
         with self.active():
-            if number % self.training.block == 0:
-                self._prepare(number)
+            if number == 0 and self.beside is not None:  # the block may have been made there
+                here = torch.cuda.current_stream(self.beside.device)
+                here.wait_stream(self.beside)
+                self.training.prepare(number)
+                self._taken.record(here)
+            elif number % self.training.block == 0:
+                self.training.prepare(number)
             if self.graphs:
                 self.graphs[size].replay()
             else:
@@ -110,24 +116,6 @@ class Stepper:
             self.graphs[size] = graph
         for member, tensors in enumerate(before):
             training.load_state(member, tensors)
-
-    def _make_room_beside(self, device: torch.device) -> None:
-        self.beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # When what was made there has been taken over, and may be overwritten.
-        self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        for value in self.training.make_room_ahead().tensors().values():
-            value.record_stream(self.beside)  # not to be reused while it is written there
-        self.beside.wait_stream(torch.cuda.current_stream(device))
-
-    def _prepare(self, number: int) -> None:
-        """Have a block of batches at hand, which may have been made on the other stream."""
-        if self.beside is None or number > 0:
-            self.training.prepare(number)
-            return
-        here = torch.cuda.current_stream(self.beside.device)
-        here.wait_stream(self.beside)
-        self.training.prepare(number)
-        self._taken.record(here)
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:

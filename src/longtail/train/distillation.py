@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from longtail import _checks
-from longtail._checks import InputError
-
-_checks.require("torch", extra="torch")
-
 from torch import Tensor
+
+from longtail import _checks
 
 
 def distillation_loss(
@@ -50,14 +47,6 @@ def distillation_loss(
     _checks.choice(reduction, ("mean", "none"), name="reduction")
     if not isinstance(temperature, Tensor):  # one on a device is not looked at
         temperature = _checks.positive(temperature, name="temperature")
-        squared: Tensor | float = temperature**2
-    else:
-        squared = temperature.square().squeeze(-1) if temperature.ndim else temperature.square()
-    if logits.shape[-1] != teacher_logits.shape[-1]:
-        raise InputError(
-            f"distillation_loss: the teachers have {teacher_logits.shape[-1]} classes but the "
-            f"logits have {logits.shape[-1]} columns, shape {tuple(logits.shape)}."
-        )
     student, teacher = (z.float() if z.dtype.itemsize < 4 else z for z in (logits, teacher_logits))
     teacher = teacher.detach()
     if log_prior is not None:
@@ -66,5 +55,8 @@ def distillation_loss(
     p = log_p.exp()
     # 0 log 0 = 0, so that classes may be masked; torch's kl_div would make it NaN.
     terms = (p * (log_p - log_q)).masked_fill(p == 0, 0.0)
+    squared = temperature**2
+    if isinstance(squared, Tensor) and squared.ndim:
+        squared = squared.squeeze(-1)
     divergence = squared * terms.sum(-1)
     return divergence.mean() if reduction == "mean" else divergence

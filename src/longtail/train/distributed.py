@@ -13,20 +13,15 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from longtail._checks import InputError
@@ -72,16 +67,15 @@ class World:
                 distributed.all_reduce(values)
         return values
 
-    def send_(self, tensors: Iterable[Tensor]) -> None:
-        """Give every process the first one's tensors, in place."""
+    def send_(self, tensor: Tensor) -> None:
+        """Give every process the first one's tensor, in place."""
         if self.count > 1:
-            for tensor in tensors:
-                # A part of a larger tensor can't be sent as it is, nor can GPUs send the host's.
-                whole = tensor.to(self.device).contiguous()
-                with lost_neighbors():
-                    distributed.broadcast(whole, src=0)
-                if whole is not tensor:
-                    tensor.copy_(whole)
+            # A part of a larger tensor can't be sent as it is, nor can GPUs send the host's.
+            whole = tensor.to(self.device).contiguous()
+            with lost_neighbors():
+                distributed.broadcast(whole, src=0)
+            if whole is not tensor:
+                tensor.copy_(whole)
 
     def tell(self, value: Any = None) -> Any:
         """The first process's value, for everyone; it must be JSON."""
@@ -89,11 +83,11 @@ class World:
             return value
         content = json.dumps(value).encode() if self.first else b""
         size = torch.tensor([len(content)], device=self.device)
-        self.send_([size])
+        self.send_(size)
         text = torch.zeros(int(size), dtype=torch.uint8, device=self.device)
         if self.first:
             text.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        self.send_([text])
+        self.send_(text)
         return json.loads(bytes(text.cpu().numpy()))
 
     def gather(self, rows: Tensor, total: int) -> NDArray[Any] | None:
@@ -114,11 +108,10 @@ class World:
                     distributed.send(rows.contiguous(), dst=0)
                 return None
             whole = np.empty((total, *rows.shape[1:]), rows.cpu().numpy().dtype)
-            whole[:: self.count] = rows.cpu().numpy()
-            for rank in range(1, self.count):
+            for rank in range(self.count):
                 size = len(range(rank, total, self.count))
-                theirs = rows.new_empty((size, *rows.shape[1:]))
-                if size:
+                theirs = rows.new_empty((size, *rows.shape[1:])) if rank else rows
+                if rank and size:
                     distributed.recv(theirs, src=rank)
                 whole[rank :: self.count] = theirs.cpu().numpy()
         return whole
@@ -183,18 +176,12 @@ def _own_device(device: torch.device) -> torch.device:
     """The device that this process of its machine takes: GPU number LOCAL_RANK."""
     if device.type != "cuda":
         return device
-    if device.index is not None:
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if device.index is not None or local >= count:
         raise InputError(
-            f"--device {device}: torchrun gives each process a GPU of its own; leave --device out "
-            f'(in Python: "cuda", without a number), and choose among GPUs with '
-            f"CUDA_VISIBLE_DEVICES."
-        )
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    count = torch.cuda.device_count()
-    if local >= count:
-        raise InputError(
-            f"torchrun started process {local + 1} of this machine, which has {count} GPU(s); one "
-            f"process takes one GPU: --nproc-per-node {count}."
+            f"torchrun started process {local + 1} of this machine, which has {count} GPU(s), for "
+            f"{device}: each process takes a GPU of its own, so start at most {count} and leave "
+            f"the number out; choose among GPUs with CUDA_VISIBLE_DEVICES."
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
@@ -230,7 +217,7 @@ def _meet(device: torch.device, patience: timedelta) -> None:
                 f"{patience.total_seconds():.0f} s; start torchrun on every machine, with the same "
                 f"--nnodes and --rdzv-endpoint, and see that its port is open between them."
             ) from error
-        raise RunError(f"the processes could not meet at {where}: {_line(error)}") from error
+        raise RunError(f"the processes could not meet at {where}: {error}") from error
 
 
 def _fresh(store: Any, rank: int, count: int, patience: timedelta) -> Any:
@@ -274,10 +261,5 @@ def lost_neighbors() -> Iterator[None]:
             raise
         raise RunError(
             f"another process of this training stopped, so this one can't go on; what it said is "
-            f"the reason ({_line(error)})."
+            f"the reason ({(str(error) or repr(error)).splitlines()[0]})."
         ) from error
-
-
-def _line(error: BaseException) -> str:
-    lines = (line.strip() for line in str(error).splitlines() if line.strip())
-    return next(lines, "no reason given")

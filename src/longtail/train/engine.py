@@ -22,38 +22,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from longtail import _checks, metrics
+from longtail import metrics
 from longtail._checks import InputError
 from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
+from longtail.models.stacked import can_stack
 from longtail.priors import ClassPrior
 from longtail.runs import Run, RunError, RunSpec, RunWriter, files
 from longtail.runs.folder import same_training
 from longtail.runs.naming import method_words
-
-_checks.require("torch", extra="torch")
-
-import torch
-from torch import Tensor
-
-from longtail.models.stacked import can_stack
 from longtail.train import checkpoint
 from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import ALONE, World
-from longtail.train.evaluation import (
-    Head,
-    Images,
-    evaluate,
-    network_logits,
-    split_logits,
-    write_split,
-)
+from longtail.train.evaluation import Images, evaluate, head_of, network_logits, split_logits
 from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
 from longtail.train.prefetch import Resident
-from longtail.train.recipe import Recipe, unreached_rates
+from longtail.train.recipe import Recipe, learning_rate, unreached_rates
 from longtail.train.streamed import StreamedTraining, Streaming
 from longtail.train.teachers import TeacherPool
 from longtail.train.validate import precision_of, validate
@@ -65,7 +53,6 @@ __all__ = [
     "device_words",
     "evaluate",
     "network_logits",
-    "precision_of",
     "train",
     "train_cohort",
     "validate",
@@ -114,24 +101,12 @@ class _Job:
     spec: RunSpec
     folder: Path
     planner: Planner
-    held: Any  # the held-out images and their rows, or None
+    held: Any  # the held-out images, or None
     writer: RunWriter | None
     start: checkpoint.Checkpoint | None
-    epoch: int = 0
-    seconds: float = 0.0
+    epoch: int
+    seconds: float
     diverged: bool = False
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.planner.recipe
-
-    @property
-    def alike(self) -> tuple[object, ...]:
-        """Equal for runs that can step as one: settings are their precision and teachers."""
-        # What can't be stacked steps by itself.
-        alone = () if can_stack(self.recipe.model) else (id(self),)
-        sizes = tuple(self.planner.batch_sizes)
-        return self.recipe.stack_values, self.spec.settings, sizes, self.epoch, alone
 
 
 @dataclass
@@ -143,13 +118,9 @@ class _Group:
     saved: float = field(default_factory=time.monotonic)
 
     @property
-    def epoch(self) -> int:
-        return self.jobs[0].epoch
-
-    @property
     def done(self) -> bool:
-        at_end = self.epoch >= self.jobs[0].recipe.epochs
-        return at_end or all(job.diverged for job in self.jobs)
+        job = self.jobs[0]
+        return job.epoch >= job.planner.recipe.epochs or all(job.diverged for job in self.jobs)
 
 
 def train_cohort(
@@ -163,6 +134,7 @@ def train_cohort(
     force: bool = False,
     together: int = TOGETHER,
     checkpoint_seconds: float = 60.0,
+    begin: Callable[[dict[Path, str]], None] | None = None,
     progress: Progress | None = None,
     after_epoch: Callable[[EpochEnd], None] | None = None,
     within_epoch: bool = False,
@@ -186,6 +158,7 @@ def train_cohort(
         force: train finished and interrupted runs again, from the start.
         together: how many runs share a GPU at a time.
         checkpoint_seconds: how much work an interruption may cost, at epoch ends.
+        begin: called once everything is checked and before any work, with what `run_states` says.
         progress: called as ``progress(epochs done, epochs in all, text)``.
         after_epoch: called after each epoch of each run.
         within_epoch: call `progress` after each step, too, with a part of an epoch: on a CPU or
@@ -200,41 +173,51 @@ def train_cohort(
         The finished runs, in the order of `specs`.
     """
     device, root = torch.device(device), Path(root)
-    folders = [root / spec.folder for spec in specs]
-    finished = _finished_of(folders, images, world, force=force)
-    waiting = {f: spec for f, spec in zip(folders, specs, strict=True) if f not in finished}
-    validate(list(waiting.values()), images, processes=world.count)
-    pool = TeacherPool(list(waiting.values()), images, root=root, given=teachers)
+    folders = {root / spec.folder: spec for spec in specs}
+    states = run_states(folders, images, world, force=force)
+    waiting = [(folder, spec) for folder, spec in folders.items() if states[folder] != "finished"]
+    validate([spec for _, spec in waiting], images, processes=world.count)
+    pool = TeacherPool([spec for _, spec in waiting], images, root=root, given=teachers)
     if world.first:
-        for folder in finished:
-            _tidy(folder, images)
-        for told in dict.fromkeys(filter(None, map(unreached_rates, waiting.values()))):
-            logger.warning(told)
-    at = {} if force else {folder: checkpoint.epochs_done(folder) for folder in waiting}
-    total = sum(Recipe.of(spec).epochs for spec in waiting.values())
-    report = _Report(progress if waiting else None, after_epoch, at, total)
+        _tidy([folder for folder in folders if states[folder] == "finished"])
+        for told in dict.fromkeys(unreached_rates(spec) for _, spec in waiting):
+            if told:
+                logger.warning(told)
+        if begin is not None:
+            begin(states)
+    report = _Report(waiting, states, progress, after_epoch)
     on_disk = isinstance(images, ListedImages)
     width = together if device.type == "cuda" and not on_disk else 1
-    pending, diverged = list(waiting.items()), list[Path]()
+    diverged: list[Path] = []
     with explained():
-        data = Resident(images, device) if pending and not on_disk else images  # type: ignore[arg-type]
-    for first in range(0, len(pending), width):
-        wave = dict(pending[first : first + width])
+        data = Resident(images, device) if waiting and not on_disk else images  # type: ignore[arg-type]
+    for first in range(0, len(waiting), width):
+        wave = dict(waiting[first : first + width])
         with ExitStack() as stack:
             for folder in wave if world.first else ():
                 stack.enter_context(files.exclusive(folder))
             # Another process may have finished some just before they were claimed.
-            done = _finished_of(wave, images, world, force=force)
-            stack.enter_context(explained(len(wave) - len(done), on_disk=on_disk))
+            states = run_states(wave, images, world, force=force)
+            stack.enter_context(explained(len(wave), on_disk=on_disk))
             jobs = [
-                _start(spec, images, root, device, command=command, force=force, world=world)
+                _open_job(folder, spec, images, device, command, states[folder], world)
                 for folder, spec in wave.items()
-                if folder not in done
+                if states[folder] != "finished"
             ]
             for job in jobs:
                 pool.pin(job.folder, job.spec)
             groups = _group(jobs, data, pool, device=device, world=world, streaming=streaming)
-            _train(groups, images, report, within_epoch, checkpoint_seconds, stop, world)
+            while active := [group for group in groups if not group.done]:
+                _epoch(active, report, within_epoch, world)
+                for group in active:
+                    due = time.monotonic() - group.saved >= checkpoint_seconds and not group.done
+                    if world.tell(due):  # all processes take part in it, or none
+                        _save(group)
+                # What is at its end is better finished.
+                if stop is not None and not all(group.done for group in groups) and stop():
+                    for group in groups:
+                        _save(group)
+                    raise StoppedError
             for group in groups:
                 for member in range(len(group.jobs)):
                     _finish(group, member, world)
@@ -242,14 +225,13 @@ def train_cohort(
             groups.clear()  # memory and workers, before the next ones take theirs
     world.wait()  # for what the first process writes: all must find the same runs finished
     if diverged:
-        some = len(diverged) < len(set(folders))
-        rest = " The others are finished, for `longtail evaluate` to judge." if some else ""
+        rest = " The others are finished." if len(diverged) < len(folders) else ""
         raise RunError(
             f"train: the loss or the weights of {len(diverged)} run(s) became infinite or NaN, so "
             f"they stay unfinished: {', '.join(map(str, diverged))}.{rest} A lower lr or a longer "
             f"warm-up (override lr or warmup_epochs) may help."
         )
-    return [Run.open(folder, verify=False) for folder in folders]
+    return [Run.open(root / spec.folder, verify=False) for spec in specs]
 
 
 def train(spec: RunSpec, images: Images, *, root: Path | str, **options: Any) -> Run:
@@ -258,66 +240,67 @@ def train(spec: RunSpec, images: Images, *, root: Path | str, **options: Any) ->
     return run
 
 
+def run_states(
+    folders: Iterable[Path], images: Images, world: World = ALONE, *, force: bool = False
+) -> dict[Path, str]:
+    """How far runs on these images are: ``new``, ``begun`` or ``finished``.
+
+    Args:
+        folders: of the runs.
+        images: their training set; a run of other images is refused.
+        world: the processes, which all get the first one's answer.
+        force: take all for new, whatever is there.
+    """
+    folders, found = list(folders), []
+    if force:
+        return dict.fromkeys(folders, "new")
+    for folder in folders if world.first else ():
+        state = "new"
+        if (folder / "run.json").exists():
+            run = Run.open(folder, verify=False, unfinished=True)
+            same_training(run, images.fingerprint)
+            state = "finished" if run.finished else "begun"
+        found.append(state)
+    return dict(zip(folders, world.tell(found), strict=True))
+
+
 def device_words(device: torch.device, processes: int = 1) -> str:
     """A device as records name it: ``cpu``, ``NVIDIA H200``, ``8 x NVIDIA H200``."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return name if processes == 1 else f"{processes} x {name}"
 
 
-def _finished_of(
-    folders: Iterable[Path], images: Images, world: World, *, force: bool
-) -> set[Path]:
-    """Which of these runs are finished, as the first process sees it; with `force` none is."""
-    if force:
-        return set()
-    mine = [_is_finished(folder, images) for folder in folders] if world.first else None
-    return {folder for folder, done in zip(folders, world.tell(mine), strict=True) if done}
+def _tidy(finished: Iterable[Path]) -> None:
+    """Delete the checkpoints that a kill just before the end left with finished runs."""
+    for folder in finished:
+        if any(folder.glob("checkpoint-*")):
+            # Where only reading is allowed, or another process is at work there, they may stay.
+            with suppress(OSError, InputError), files.exclusive(folder):
+                if Run.open(folder, verify=False, unfinished=True).finished:  # still
+                    checkpoint.delete_all(folder)
 
 
-def _is_finished(folder: Path, images: Images) -> bool:
-    if not (folder / "run.json").exists():
-        return False
-    run = Run.open(folder, verify=False, unfinished=True)
-    if run.finished:
-        same_training(run, images.fingerprint)
-    return run.finished
-
-
-def _tidy(folder: Path, images: Images) -> None:
-    """Delete the checkpoints that a kill just before the end left with a finished run."""
-    if any(folder.glob("checkpoint-*")):
-        # Where only reading is allowed, or another process is at work there, they may stay.
-        with suppress(OSError, InputError), files.exclusive(folder):
-            if _is_finished(folder, images):
-                checkpoint.delete_all(folder)
-
-
-def _start(
+def _open_job(
+    folder: Path,
     spec: RunSpec,
     images: Images,
-    root: Path,
     device: torch.device,
-    *,
     command: str | None,
-    force: bool,
+    state: str,
     world: World,
 ) -> _Job:
     """Open the run's folder, anew or where it was left; the first process does, for all."""
     kept, held = np.arange(len(images)), None
     if spec.dataset.held_out:
-        kept, rows = held_out_split(
-            images.labels, fraction=spec.dataset.held_out, seed=stream_seed(spec.seed, "held-out")
-        )
+        seed = stream_seed(spec.seed, "held-out")
+        kept, rows = held_out_split(images.labels, fraction=spec.dataset.held_out, seed=seed)
         held = images.take(rows)
     prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
-    planner = Planner(
-        Recipe.of(spec), Method.of(spec.method), images.labels, kept, prior, seed=spec.seed
-    )
-    folder, where = root / spec.folder, device_words(device, world.count)
-    writer, start = None, None
-    if world.first and (folder / "run.json").exists() and not force:
+    recipe, method = Recipe.of(spec), Method.of(spec.method)
+    planner = Planner(recipe, method, images.labels, kept, prior, seed=spec.seed)
+    where, writer, start = device_words(device, world.count), None, None
+    if world.first and state == "begun":
         writer = RunWriter.resume(folder, spec, device=where)
-        same_training(Run.open(folder, verify=False, unfinished=True), images.fingerprint)
         start = checkpoint.latest(folder)
         done = 0 if start is None else start.epochs
         writer.rewind_log(lambda line: int(line.get("epoch", 0)) <= done)
@@ -325,7 +308,7 @@ def _start(
             logger.info("%s goes on after epoch %d", folder, done)
     elif world.first:
         writer = RunWriter.create(
-            root,
+            folder.parents[1],
             spec,
             prior=prior,
             data=images.fingerprint,
@@ -337,10 +320,8 @@ def _start(
     epochs = world.tell(None if start is None else start.epochs)
     if not world.first and epochs is not None:
         start = checkpoint.Checkpoint(epochs, 0.0, {})  # the first process will send its tensors
-    job = _Job(spec, folder, planner, held, writer, start)
-    if start is not None:
-        job.epoch, job.seconds = start.epochs, start.seconds
-    return job
+    epoch, seconds = (0, 0.0) if start is None else start[:2]
+    return _Job(spec, folder, planner, held, writer, start, epoch, seconds)
 
 
 def _group(
@@ -355,19 +336,21 @@ def _group(
     """The jobs in as few groups as they allow, each where it was left."""
     alike: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
-        alike.setdefault(job.alike, []).append(job)
+        recipe = job.planner.recipe
+        alone = () if can_stack(recipe.model) else (id(job),)  # what can't be stacked
+        # Settings are their precision and teachers.
+        key = recipe.stack_values, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch
+        alike.setdefault((*key, alone), []).append(job)
     groups = []
     for members in alike.values():
         spec, planners = members[0].spec, [job.planner for job in members]
         how: dict[str, Any] = {"precision": precision_of(spec), "device": device}
         make: Callable[[], Any]
-        if isinstance(data, ListedImages):
-            how |= {"world": world, "how": streaming}
-            make = partial(StreamedTraining, planners[0], data, **how)
+        if isinstance(data, Resident):
+            taught = pool.ready(spec, planners[0].recipe, data, device)
+            make = partial(Training, planners, data, teachers=taught, **how)
         else:
-            assert isinstance(data, Resident)
-            teachers = pool.ready(spec, members[0].recipe, data, device)
-            make = partial(Training, planners, data, teachers=teachers, **how)
+            make = partial(StreamedTraining, planners[0], data, world=world, how=streaming, **how)  # type: ignore[arg-type]
         stepper = Stepper(make, device=device, graphs=isinstance(data, Resident))
         with stepper.active():
             for member, job in enumerate(members):
@@ -381,74 +364,54 @@ def _group(
     return groups
 
 
-def _train(
-    groups: Sequence[_Group],
-    images: Images,
-    report: _Report,
-    within_epoch: bool,
-    checkpoint_seconds: float,
-    stop: Callable[[], bool] | None,
-    world: World,
-) -> None:
-    """Take all runs to their last epoch, or to where their loss becomes infinite or NaN."""
-    while active := [group for group in groups if not group.done]:
-        started = time.monotonic()
-        steppers, epochs = [g.stepper for g in active], [g.epoch for g in active]
-        losses = run_epoch(steppers, epochs, after_step=report.within if within_epoch else None)
-        # A step of SAM takes two passes.
-        passes = [2 if job.recipe.sam_rho else 1 for group in active for job in group.jobs]
-        share = (time.monotonic() - started) / sum(passes)
-        for group, of_group in zip(active, losses, strict=True):
-            for member, (job, loss) in enumerate(zip(group.jobs, of_group, strict=True)):
-                job.epoch += 1
-                job.seconds += share * (2 if job.recipe.sam_rho else 1)
-                if not job.diverged:
-                    job.diverged = not np.isfinite(loss)
-                    _log(group, member, loss, images, report, world)
-            due = not group.done and time.monotonic() - group.saved >= checkpoint_seconds
-            if world.tell(due):  # all processes take part in it, or none
-                _save(group)
-        # What is at its end is better finished.
-        if stop is not None and not all(group.done for group in groups) and stop():
-            for group in groups:
-                _save(group)
-            raise StoppedError
+def _epoch(active: Sequence[_Group], report: _Report, within_epoch: bool, world: World) -> None:
+    """Take all runs through an epoch, and log it; a loss that is infinite or NaN ends a run."""
+    started = time.monotonic()
+    losses = run_epoch(
+        [group.stepper for group in active],
+        [group.jobs[0].epoch for group in active],
+        after_step=report.within if within_epoch else None,
+    )
+    # A step of SAM takes two passes.
+    passes = [2 if job.planner.recipe.sam_rho else 1 for group in active for job in group.jobs]
+    share = (time.monotonic() - started) / sum(passes)
+    for group, of_group in zip(active, losses, strict=True):
+        for member, (job, loss) in enumerate(zip(group.jobs, of_group, strict=True)):
+            job.epoch += 1
+            job.seconds += share * (2 if job.planner.recipe.sam_rho else 1)
+            if not job.diverged:
+                job.diverged = not np.isfinite(loss)
+                _log(group, member, loss, report, world)
 
 
-def _log(
-    group: _Group,
-    member: int,
-    loss: float,
-    images: Images,
-    report: _Report,
-    world: World,
-) -> None:
+def _log(group: _Group, member: int, loss: float, report: _Report, world: World) -> None:
     """Measure the held-out error where it is due, write a line of the log and tell the caller."""
     job, training, error = group.jobs[member], group.stepper.training, None
+    recipe = job.planner.recipe
     # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
-    every = 1 if training.device.type == "cpu" else max(1, job.recipe.epochs // 20)
+    every = 1 if training.device.type == "cpu" else max(1, recipe.epochs // 20)
     if job.held is not None and not job.diverged and (group.done or job.epoch % every == 0):
         with group.stepper.active():
-            answers = _held_out_logits(job, training, member, gathered=False)
+            answers = _held_out(job, training, training.network(member), gathered=False)
         # The loss is of the weights before the last step, which may be the one too many.
         job.diverged = world.tell(answers is not None and not np.isfinite(answers).all())
         if answers is not None and not job.diverged:
-            error = metrics.balanced_error(job.held.labels, answers, num_classes=images.num_classes)
+            classes = job.planner.prior.num_classes
+            error = metrics.balanced_error(job.held.labels, answers, num_classes=classes)
     line = {"epoch": job.epoch, "loss": loss}
-    if error is not None:
-        line["held_out_error"] = error
-    if training.skipped:
-        line["skipped"] = training.skipped
+    line |= {} if error is None else {"held_out_error": error}
+    line |= {"skipped": training.skipped} if training.skipped else {}
     if job.writer is not None:
         job.writer.log(**line)
-    rate = float(training.plans[member].rates[-1])
-    report(EpochEnd(job.spec, job.folder, job.epoch, job.recipe.epochs, loss, error, rate))
+    steps = len(training.batch_sizes)
+    rate = learning_rate(recipe, job.epoch * steps - 1, steps)
+    report(EpochEnd(job.spec, job.folder, job.epoch, recipe.epochs, loss, error, rate))
 
 
-def _held_out_logits(job: _Job, training: Any, member: int, *, gathered: bool) -> Any:
+def _held_out(job: _Job, training: Any, network: Any, *, gathered: bool) -> Any:
+    """The logits of the held-out part on the first process, see `split_logits`."""
     where = {"world": training.world, "streaming": training.how} if training.on_disk else {}
-    network = training.network(member)
-    return split_logits(network, job.held, job.recipe, gathered=gathered, **where)
+    return split_logits(network, job.held, job.planner.recipe, gathered=gathered, **where)
 
 
 def _save(group: _Group) -> None:
@@ -456,7 +419,7 @@ def _save(group: _Group) -> None:
     with group.stepper.active():
         for member, job in enumerate(group.jobs):
             if not job.diverged:
-                state = training.saved_state(member)
+                state = training.saved_state(member)  # every process has a part in it
                 if job.writer is not None:
                     checkpoint.save(job.folder, state, epochs=job.epoch, seconds=job.seconds)
     group.saved = time.monotonic()
@@ -470,54 +433,39 @@ def _finish(group: _Group, member: int, world: World) -> None:
     with group.stepper.active():
         model = training.network(member)
         if job.held is not None:
-            logits = _held_out_logits(job, training, member, gathered=True)
+            logits = _held_out(job, training, model, gathered=True)
         # Every process has a part in these.
-        head, weights = Head.of(model, job.recipe), training.saved_weights(model)
+        head, weights = head_of(model, job.planner.recipe), training.saved_weights(model)
         lost = logits is not None and not np.isfinite(logits).all()
-        job.diverged = world.tell(lost or not all_finite(weights))
+        lost = lost or not all(bool(value.isfinite().all()) for value in weights.values())
+        job.diverged = world.tell(lost)
         if job.diverged or job.writer is None:
             return
         job.writer.write_model(weights)
         if logits is not None:
-            write_split(job.writer, head, job.held, logits, split="held-out")
+            labels, data = job.held.labels, job.held.fingerprint
+            # A run killed while it finished left some, to be replaced.
+            job.writer.write_logits("held-out", logits, labels, **head, data=data, replace=True)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": len(group.jobs)}
-    if training.on_disk:
-        facts["processes"] = world.count
+    facts |= {"processes": world.count} if training.on_disk else {}
     job.writer.finish(seconds=job.seconds, **facts)
     checkpoint.delete_all(job.folder)
 
 
-def all_finite(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether weights hold neither infinity nor NaN.
-
-    Examples:
-        >>> all_finite({"a": torch.ones(2), "b": torch.arange(2)})
-        True
-        >>> all_finite({"a": torch.tensor([1.0, float("inf")])})
-        False
-    """
-    return all(bool(torch.isfinite(value).all()) for value in tensors.values())
-
-
 class _Report:
-    """Tells the caller how far all runs are, after each epoch and within long ones.
-
-    Args:
-        progress: see `train_cohort`, and so the next.
-        after_epoch: see there.
-        at: the epochs that each run has behind it, by folder.
-        total: epochs of all runs.
-    """
+    """Tells the caller how far all runs are, after each epoch and within long ones."""
 
     def __init__(
         self,
+        runs: Sequence[tuple[Path, RunSpec]],
+        states: Mapping[Path, str],
         progress: Progress | None,
         after_epoch: Callable[[EpochEnd], None] | None,
-        at: dict[Path, int],
-        total: int,
     ) -> None:
-        self.progress, self.after_epoch = progress, after_epoch
-        self.at, self.total, self.text = at, total, ""
+        self.progress, self.after_epoch, self.text = progress if runs else None, after_epoch, ""
+        begun = {folder for folder, _ in runs if states[folder] == "begun"}
+        self.at = {folder: checkpoint.epochs_done(folder) for folder in begun}
+        self.total = sum(Recipe.of(spec).epochs for _, spec in runs)
         self.within(0.0)
 
     def within(self, share: float) -> None:
@@ -551,21 +499,18 @@ def explained(runs: int = 0, *, on_disk: bool = False) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         what = f"{runs} runs at once; train fewer together (--together N, together=N)."
-        if runs < 2:
-            what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
         if on_disk:
-            what = (
-                "a part of the batch; take it in smaller ones (--micro-batch N, "
-                "Streaming(micro_batch=N))."
-            )
+            what = "a part of the batch; take it in smaller ones (--micro-batch N)."
+        elif runs < 2:
+            what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
         raise RunError(f"train: the GPU's memory does not hold {what} {unlost}") from error
     except RuntimeError as error:
+        said = " ".join(str(error).splitlines()[:2])
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            said = " ".join(str(error).splitlines()[:2]).rstrip(". ")
             raise RunError(
-                f"train: torch.compile failed: {said}. Train without it (--no-compile, "
+                f"train: torch.compile failed: {said} Train without it (--no-compile, "
                 f"Streaming(compile=False))."
             ) from error
-        if "CUDA" not in str(error) and "cuda" not in str(error):
+        if "cuda" not in str(error).lower():
             raise
-        raise RunError(f"train: the GPU failed: {str(error).splitlines()[0]} {unlost}") from error
+        raise RunError(f"train: the GPU failed: {said} {unlost}") from error

@@ -6,14 +6,9 @@ Tuning, post-hoc methods, metrics and reports read these logits; nothing flows b
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import nn
 
@@ -21,33 +16,29 @@ from longtail import models
 from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
-from longtail.runs import Run, RunWriter, files
-from longtail.runs.folder import RunError, same_images
+from longtail.runs import Run, RunError, RunWriter, files
+from longtail.runs.folder import same_images
 from longtail.train import checkpoint
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World
 from longtail.train.loop import new_network
 from longtail.train.recipe import Recipe
-from longtail.train.streamed import Streaming, stream_logits
+from longtail.train.streamed import Streaming, judging, stream_logits
 
 Images = ImageSet | ListedImages
 LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memory, and one file
-NO_LOGITS = "count the errors without them (longtail evaluate --errors-only)"
 
 
 def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
     """The network's logits on images as they are, in float32, shape (examples, num_classes)."""
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    found = []
-    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        for batch in torch.split(torch.from_numpy(images.images), 1024):
-            pixels = normalize(
-                batch.to(device), mean=recipe.mean, std=recipe.std, pixel_range=images.pixel_range
-            )
-            found.append(model(pixels).float().cpu())
-    model.train(was_training)
+    colors: dict[str, Any] = {"mean": recipe.mean, "std": recipe.std}
+    colors["pixel_range"] = images.pixel_range
+    with judging(model):
+        found = [
+            model(normalize(batch.to(device), **colors)).float().cpu()
+            for batch in torch.split(torch.from_numpy(images.images), 1024)
+        ]
     return torch.cat(found).numpy()
 
 
@@ -62,14 +53,8 @@ def split_logits(
 ) -> np.ndarray | None:
     """The logits of a split on the first process, None on the others.
 
-    Args:
-        model: the network; see `sharded.shard` for one with a sharded classifier.
-        images: the split; of images on disk each process computes a part.
-        recipe: of the run.
-        world: the processes.
-        streaming: how images on disk are read.
-        gathered: False to have the predicted classes in place of the logits of a sharded
-            classifier, which are then never put together.
+    Of images on disk each process computes a part. With `gathered=False` a sharded classifier
+    gives its predictions, and its logits are never put together.
     """
     if not isinstance(images, ListedImages):
         return network_logits(model, images, recipe) if world.first else None
@@ -82,14 +67,7 @@ def split_logits(
 
 
 def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -> None:
-    """Refuse logits that no run folder should hold, before they are computed.
-
-    Args:
-        examples: of the split.
-        num_classes: of the run.
-        what: the split in words.
-        instead: what to do.
-    """
+    """Refuse logits that no run folder should hold, before they are computed."""
     size = 4 * examples * num_classes
     if size > LARGEST_LOGITS:
         raise InputError(
@@ -99,34 +77,13 @@ def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -
         )
 
 
-class Head(NamedTuple):
-    """‖w_y‖₂ and the bias of the last layer, float64, shape (num_classes,) each."""
-
-    norms: np.ndarray
-    bias: np.ndarray
-
-    @classmethod
-    def of(cls, model: nn.Module, recipe: Recipe) -> Head:
-        """That of a network; of a sharded one, every process must ask."""
-        if recipe.classifier == "sharded":
-            norms, bias = model.fc.norms_and_bias()  # type: ignore[union-attr, operator]
-            return cls(norms.numpy(), bias.numpy())
-        return cls(*models.head_norms_and_bias(model))
-
-
-def write_split(
-    writer: RunWriter, head: Head, images: Images, logits: np.ndarray, *, split: str
-) -> None:
-    """Write the network's logits on a split, with the head's norms and bias beside them."""
-    writer.write_logits(
-        split,
-        logits,
-        images.labels,
-        norms=head.norms,
-        bias=head.bias,
-        data=images.fingerprint,
-        replace=True,  # a run killed while it finished left some
-    )
+def head_of(model: nn.Module, recipe: Recipe) -> dict[str, Any]:
+    """‖w_y‖₂ and the bias of the last layer; of a sharded one, every process must ask."""
+    if recipe.classifier == "sharded":
+        norms, bias = model.fc.norms_and_bias()  # type: ignore[union-attr, operator]
+    else:
+        norms, bias = models.head_norms_and_bias(model)
+    return {"norms": np.asarray(norms), "bias": np.asarray(bias)}
 
 
 def evaluate(
@@ -159,18 +116,21 @@ def evaluate(
         if split in run.splits:  # another process may not see them yet
             same_images([(run, images.fingerprint)], split)
         return run
-    refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=NO_LOGITS)
+    instead = "count the errors without them (longtail evaluate --errors-only)"
+    refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=instead)
     with files.exclusive(run.folder) if world.first else nullcontext():
         model, recipe = trained_network(run, images, device=device, world=world)
         logits = split_logits(model, images, recipe, world=world, streaming=streaming)
-        head = Head.of(model, recipe)
+        head = head_of(model, recipe)
         if logits is not None:
             if not np.isfinite(logits).all():
                 raise RunError(
                     f"{run.folder}: its logits on the {split} set are not all finite: its training "
                     f"has diverged. Train it again with a lower lr."
                 )
-            write_split(RunWriter.reopen(run.folder), head, images, logits, split=split)
+            RunWriter.reopen(run.folder).write_logits(
+                split, logits, images.labels, **head, data=images.fingerprint, replace=True
+            )
     world.wait()
     return Run.open(run.folder, verify=False)
 

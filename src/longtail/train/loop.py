@@ -14,16 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from longtail import _checks
-from longtail._checks import InputError
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +32,7 @@ from longtail.train.averaging import WeightAverage
 from longtail.train.distillation import distillation_loss
 from longtail.train.optimizers import OwnDecay, make_optimizer, set_rate
 from longtail.train.plan import EpochPlan, Planner, stream_seed
-from longtail.train.prefetch import Block, BlockPart, Prefetcher, Resident, Teachers
+from longtail.train.prefetch import Block, Prefetcher, Resident, Teachers
 from longtail.train.recipe import Recipe
 from longtail.train.sam import Perturbation, frozen_statistics
 
@@ -48,26 +42,6 @@ if TYPE_CHECKING:
 # Batches are made a block of steps at a time: a whole epoch of CIFAR at once, a part of it where
 # images are many or large.
 _BLOCK_BYTES = 2**28
-
-
-class Batch(NamedTuple):
-    """The next examples of every run.
-
-    Attributes:
-        images: shape (size, runs · channels, height, width), channels-last.
-        targets: shape (runs, size).
-        seconds: the labels of what was mixed in, likewise; None where nothing is.
-        shares: of the first label, likewise.
-        dropped: for each run what its loss has drawn, None for most losses.
-        teacher_logits: shape (runs or 1, size, num_classes), where the runs have teachers.
-    """
-
-    images: Tensor
-    targets: Tensor
-    seconds: Tensor | None
-    shares: Tensor | None
-    dropped: list[Tensor | None]
-    teacher_logits: Tensor | None
 
 
 class Training:
@@ -105,30 +79,25 @@ class Training:
     ) -> None:
         self.planners, self.data, self.teachers = list(planners), data, teachers
         recipe = self.recipe = planners[0].recipe
+        recipes = [planner.recipe for planner in planners]
         self.batch_sizes = planners[0].batch_sizes
         self.device, self.precision = torch.device(device), precision
-        if (recipe.distill_weight > 0) != (teachers is not None):
-            raise InputError(
-                f"recipe {recipe.name!r}: `distill_weight` is {recipe.distill_weight:g}, but there "
-                f"are {'no ' * (teachers is None)}teachers; give both or neither."
-            )
         self.model: nn.Module = stack([new_network(recipe, data, seed=p.seed) for p in planners])
         self.model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.criteria, self.generators = make_criteria(planners, self.device)
         self.loss = StackedLoss(self.criteria)
         self.optimizer = make_optimizer(self.model, recipe, self.device)
-        self.decay, self.sam, self.average, self.distillation = None, None, None, None
-        decays = [planner.recipe.weight_decay for planner in planners]
-        if len(set(decays)) > 1:
-            self.decay = OwnDecay(self.optimizer, decays)
+        self.decay, self.sam, self.average, self.distilled = None, None, None, None
+        if len({one.weight_decay for one in recipes}) > 1:
+            self.decay = OwnDecay(self.optimizer, [one.weight_decay for one in recipes])
         if recipe.sam_rho > 0:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            rho = [planner.recipe.sam_rho for planner in planners]
+            rho = [one.sam_rho for one in recipes]
             self.sam = Perturbation(parameters, rho=rho, parts=len(planners))
         if recipe.ema_decay > 0:
             self.average = WeightAverage(self.model, decay=recipe.ema_decay)
         if teachers is not None:
-            self.distillation = _Distillation(planners, self.device)
+            self.distilled = _distilled(planners, self.loss, self.device)
 
         sizes = self.batch_sizes
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -138,7 +107,8 @@ class Training:
         self.now = self.prefetcher.allocate(sum(sizes[: self.block]), dtype)
         self.ahead: Block | None = None
         self._ahead_of = -1  # the epoch whose first block that is
-        self._planned: tuple[int, list[EpochPlan], list[list[BlockPart]]] = (-1, [], [])
+        self._epoch, self._planned = -1, -1  # which epoch is trained, and which `plans` are of
+        self.plans: list[EpochPlan] = []
         self.rates = torch.zeros(len(sizes), device=self.device)
         self.offsets = torch.arange(sizes[0], device=self.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -151,7 +121,7 @@ class Training:
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
         self.look_ahead(epoch)
-        self._epoch, self.plans, self._parts = self._planned
+        self._epoch = epoch
         self.rates.copy_(self.plans[0].rates)
         begin_epoch(self.planners, self.plans, self.criteria, self.generators, epoch)
         self.number.zero_()
@@ -160,21 +130,22 @@ class Training:
 
     def look_ahead(self, epoch: int) -> None:
         """Make an epoch's plans, if they are not made yet; the host's part of getting ready."""
-        if self._planned[0] == epoch:
-            return
-        plans = [planner.plan(epoch) for planner in self.planners]
-        positions = [0, *accumulate(self.batch_sizes)]
-        edges = [*positions[: -1 : self.block], positions[-1]]
-        blocks = [self.prefetcher.parts_of(plans, first, end) for first, end in pairwise(edges)]
-        self._planned = epoch, plans, blocks
+        if self._planned != epoch:
+            self.plans = [planner.plan(epoch) for planner in self.planners]
+            self._planned = epoch
 
     def prepare(self, number: int) -> None:
         """Before step `number`, where a block of steps begins: have all its batches at hand."""
         if number == 0 and self.ahead is not None and self._ahead_of == self._epoch:
             self.now.copy_(self.ahead)
         else:
-            self.prefetcher.fill(self.now, self._parts[number // self.block])
+            self._fill(self.now, number)
         self.cursor.zero_()
+
+    def _fill(self, block: Block, number: int) -> None:
+        positions = [0, *accumulate(self.batch_sizes)]
+        end = positions[min(number + self.block, len(self.batch_sizes))]
+        self.prefetcher.fill(block, self.plans, positions[number], end)
 
     def make_room_ahead(self) -> Block:
         """Have a second block, for `make_ahead`."""
@@ -183,24 +154,23 @@ class Training:
 
     def make_ahead(self, epoch: int) -> None:
         """Make the first block of an epoch to come, where `prepare` will find it."""
-        if self.ahead is None:
-            raise RuntimeError("make_ahead: there is no room; call make_room_ahead first.")
+        assert self.ahead is not None
         self.look_ahead(epoch)
         self._ahead_of = -1  # as long as it is half made
-        self.prefetcher.fill(self.ahead, self._planned[2][0])
+        self._fill(self.ahead, 0)
         self._ahead_of = epoch
 
     def step(self, size: int) -> None:
         """One step of every run on its next `size` examples of the block."""
-        batch = self._batch(size)
+        images, labels = self._batch(size)
         self.optimizer.zero_grad(set_to_none=True)
-        losses = self._losses(batch)
+        losses = self._losses(images, labels)
         losses.sum().backward()  # type: ignore[no-untyped-call]
         if self.sam is not None:  # the gradients at w + e instead, on the same batch
             self.sam.go()
             self.optimizer.zero_grad(set_to_none=True)
             with frozen_statistics(self.model):
-                self._losses(batch).sum().backward()  # type: ignore[no-untyped-call]
+                self._losses(images, labels).sum().backward()  # type: ignore[no-untyped-call]
             self.sam.back()
         if self.decay is not None:
             self.decay.add()
@@ -212,39 +182,41 @@ class Training:
         self.cursor += size
         self.number += 1
 
-    def _batch(self, size: int) -> Batch:
+    def _batch(self, size: int) -> tuple[Tensor, dict[str, Any]]:
+        """The next examples of every run.
+
+        Returns:
+            Images, shape (size, runs · channels, height, width), channels-last; and the arguments
+            of the loss, each of shape (runs, size) or (runs or 1, size, num_classes).
+        """
         at, now = self.cursor + self.offsets[:size], self.now
-        answers = now.teacher_logits
-        if answers is not None:
-            answers = answers.index_select(1, at)
-            if len(self.prefetcher.leaders) not in (1, len(self)):
-                answers = torch.stack([answers[n] for n in self.prefetcher.stream_of])
-        like = torch.empty(size, self.data.num_classes, device=self.device)
-        return Batch(
-            images=now.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2),  # channels_last
-            targets=now.targets.index_select(1, at),
-            seconds=None if now.seconds is None else now.seconds.index_select(1, at),
-            shares=None if now.shares is None else now.shares.index_select(1, at),
-            dropped=[
+        labels: dict[str, Any] = {"target": now.targets.index_select(1, at)}
+        if now.seconds is not None and now.shares is not None:
+            labels["second"] = now.seconds.index_select(1, at)
+            labels["share"] = now.shares.index_select(1, at)
+        if any(isinstance(loss, EqualizedThresholdLoss) for loss in self.criteria):
+            like = torch.empty(size, self.data.num_classes, device=self.device)
+            labels["dropped"] = [
                 loss.draw(like) if isinstance(loss, EqualizedThresholdLoss) else None
                 for loss in self.criteria
-            ],
-            teacher_logits=answers,
-        )
+            ]
+        if now.teacher_logits is not None:
+            answers = now.teacher_logits.index_select(1, at)
+            streams = self.prefetcher.streams
+            if 1 < len(streams) < len(self):  # with one, or one for each, they broadcast as is
+                of_run = {run: answers[n] for n, runs in enumerate(streams) for run in runs}
+                answers = torch.stack([of_run[run] for run in range(len(self))])
+            labels["teacher_logits"] = answers
+        images = now.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2)  # channels_last
+        return images, labels
 
-    def _losses(self, batch: Batch) -> Tensor:
+    def _losses(self, images: Tensor, labels: Mapping[str, Any]) -> Tensor:
         """The mean loss of each run, shape (runs,)."""
         with autocast(self.precision, self.device):
-            features = self.model.features(batch.images)  # type: ignore[operator]
+            features = self.model.features(images)  # type: ignore[operator]
         logits = self.model.fc(features.float())  # type: ignore[operator]
-        logits = logits.view(len(self), len(batch.images), -1)
-        mix = {"second": batch.seconds, "share": batch.shares, "dropped": batch.dropped}
-        if self.distillation is None or batch.teacher_logits is None:
-            return self.loss(logits, batch.targets, **mix)  # type: ignore[arg-type]
-        weight, divergence = self.distillation(logits, batch.teacher_logits)
-        if isinstance(weight, float) and weight == 1:
-            return divergence
-        return (1.0 - weight) * self.loss(logits, batch.targets, **mix) + weight * divergence  # type: ignore[arg-type, operator]
+        loss = self.loss if self.distilled is None else self.distilled
+        return loss(logits.view(len(self), len(images), -1), **labels)
 
     def mean_losses(self) -> list[float]:
         """The mean loss of each run's examples since `load`."""
@@ -278,49 +250,51 @@ class Training:
         seed = self.planners[member].seed
         alone: nn.Module = new_network(self.recipe, self.data, seed=seed).to(self.device)
         whole = self.model if self.average is None else self.average
-        alone.load_state_dict(
-            {
-                name: part_of(value, index=member, count=len(self))
-                for name, value in whole.state_dict().items()
-            }
-        )
+        parts = {
+            name: part_of(value, index=member, count=len(self))
+            for name, value in whole.state_dict().items()
+        }
+        alone.load_state_dict(parts)
         return alone
 
 
-class _Distillation:
-    """How each run learns from its teachers; one number for all where they do alike."""
+def _distilled(
+    planners: Sequence[Planner], loss: StackedLoss, device: torch.device
+) -> Callable[..., Tensor]:
+    """The loss of each run with the divergence from its teachers.
 
-    def __init__(self, planners: Sequence[Planner], device: torch.device) -> None:
-        def of_runs(values: Sequence[float]) -> float | Tensor:
-            return values[0] if len(set(values)) == 1 else torch.tensor(values, device=device)
+    (1 − w) · loss + w · T² · KL(teachers ‖ run)
+    """
+    recipes = [planner.recipe for planner in planners]
 
-        def of_logits(values: Sequence[float]) -> float | Tensor:
-            found = of_runs(values)
-            return found[:, None, None] if isinstance(found, Tensor) else found
+    def each(values: Sequence[float], *shape: int) -> Any:
+        """One number where all runs have the same; a tensor else."""
+        if len(set(values)) == 1:
+            return values[0]
+        return torch.tensor(values, device=device).view(-1, *shape)
 
-        recipes = [planner.recipe for planner in planners]
-        self.weight = of_runs([one.distill_weight for one in recipes])
-        self.temperature = of_logits([one.distill_temperature for one in recipes])
-        # The teachers' come multiplied by the scales of their losses, so the runs' must be, too.
-        self.logit_scale = of_logits([logit_scale(p.method.part) for p in planners])
-        self.log_priors: Tensor | None = None
-        if any(one.distill_adjusted for one in recipes):
-            added = [
-                p.prior.log_probs if p.recipe.distill_adjusted else np.zeros(p.prior.num_classes)
-                for p in planners
-            ]
-            self.log_priors = torch.from_numpy(np.stack(added)).float().to(device)[:, None]
+    weight = each([one.distill_weight for one in recipes])
+    own = each([1.0 - one.distill_weight for one in recipes])
+    temperature = each([one.distill_temperature for one in recipes], 1, 1)
+    # The teachers' come multiplied by the scales of their losses, so the runs' must be, too.
+    scale = each([logit_scale(p.method.part) for p in planners], 1, 1)
+    log_priors = None
+    if any(one.distill_adjusted for one in recipes):
+        added = [p.prior.log_probs * p.recipe.distill_adjusted for p in planners]
+        log_priors = torch.from_numpy(np.stack(added)).float().to(device)[:, None]
 
-    def __call__(self, logits: Tensor, teacher_logits: Tensor) -> tuple[float | Tensor, Tensor]:
-        """The weight of the divergence from the teachers, and the divergence of each run."""
+    def losses(logits: Tensor, target: Tensor, *, teacher_logits: Tensor, **mix: Any) -> Tensor:
         divergence = distillation_loss(
-            self.logit_scale * logits,
+            scale * logits,
             teacher_logits,
-            temperature=self.temperature,
-            log_prior=self.log_priors,
+            temperature=temperature,
+            log_prior=log_priors,
             reduction="none",
         )
-        return self.weight, divergence.mean(1)
+        found: Tensor = own * loss(logits, target, **mix) + weight * divergence.mean(1)
+        return found
+
+    return losses
 
 
 def image_shape_of(
@@ -354,8 +328,8 @@ def make_criteria(
     criteria = [p.method.criterion(p.prior).to(device) for p in planners]
     generators = [torch.Generator(device) for _ in planners]
     for criterion, generator in zip(criteria, generators, strict=True):
-        if hasattr(criterion, "generator"):
-            criterion.generator = generator  # type: ignore[assignment]
+        if isinstance(criterion, EqualizedThresholdLoss):
+            criterion.generator = generator
     return criteria, generators
 
 

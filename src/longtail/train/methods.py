@@ -51,15 +51,10 @@ SAMPLED_LOSSES = ("softmax", "adaptive", "ldam", THRESHOLD)
 
 
 class Extra(NamedTuple):
-    """A part that may follow a loss.
-
-    Attributes:
-        summary: one line.
-        settings: as typed -> (its key in a run's record, default).
-    """
+    """A part that may follow a loss."""
 
     summary: str
-    settings: Mapping[str, tuple[str, Any]]
+    settings: Mapping[str, tuple[str, Any]]  # as typed -> (its key in a run's record, default)
 
 
 # In the order of a canonical name.
@@ -80,18 +75,11 @@ EXTRAS: dict[str, Extra] = {
 
 
 class MethodHelp(NamedTuple):
-    """A line of help.
-
-    Attributes:
-        name: as typed.
-        kind: ``loss``, which stands first, or ``extra``, which may follow one.
-        settings: as typed, with defaults, such as ``tau=1.0``; empty if it has none.
-        summary: one line.
-    """
+    """A line of help."""
 
     name: str
-    kind: str
-    settings: str
+    kind: str  # ``loss``, which stands first, or ``extra``, which may follow one
+    settings: str  # as typed, with defaults, such as ``tau=1.0``; empty if it has none
     summary: str
 
 
@@ -167,19 +155,7 @@ class Method:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", Settings(self.settings))
-        try:
-            self._check()
-        except InputError as error:
-            said = str(error)
-            raise InputError(
-                said if said.startswith("method ") else f"method {self.loss!r}: {said}"
-            ) from None
-
-    def _check(self) -> None:
-        if self.loss != THRESHOLD and self.loss not in MARGINS:
-            raise unknown(f"method {self.loss!r}", "loss", self.loss, [*MARGINS, THRESHOLD])
         _check_known(self.settings, loss_settings(self.loss), self.loss)
-        _checks.choice(self.sampling, ["instance", *SAMPLINGS.values()], name="sampling")
         _checks.fraction(self.label_smoothing, name="epsilon")
         _checks.fraction(self.drw_beta, name="beta of drw", below_one=True)
         if self.drw_start is not None:
@@ -202,6 +178,49 @@ class Method:
             size = len(delta) if isinstance(delta, tuple) else 2
             MARGINS[self.loss](ClassPrior.from_counts([2] * size), **self.settings)
 
+    @classmethod
+    def of(cls, method: Part | str) -> Method:
+        """The method that a run's spec carries, or that a text names."""
+        try:
+            if isinstance(method, str):
+                names, given = _parse(method)
+            else:
+                names, given = method.name.split("+"), dict(method.settings)
+            _check_names(*names)
+            own = {key: v for key, v in given.items() if key not in _EXTRA_KEYS}
+            extra = {key: v for key, v in given.items() if key in _EXTRA_KEYS}
+            smooth = extra.pop("epsilon", EXTRAS["label-smoothing"].settings["epsilon"][1])
+            return cls(
+                loss=names[0],
+                settings=own,
+                drw="drw" in names,
+                label_smoothing=smooth if "label-smoothing" in names else 0.0,
+                sampling=next((SAMPLINGS[n] for n in names if n in SAMPLINGS), "instance"),
+                **extra,
+            )
+        except InputError as error:
+            text = method if isinstance(method, str) else method.name
+            raise InputError(f"method {text!r}: {error}") from None
+
+    @property
+    def part(self) -> Part:
+        """The form of a run's spec: extras in one order, and no setting at its default.
+
+        So one method has one hash however it was typed, and a setting that a later version
+        adds changes no existing one.
+        """
+        defaults = loss_settings(self.loss)
+        settings = {key: v for key, v in self.settings.items() if v != defaults[key]}
+        has = {"drw": self.drw, "label-smoothing": self.label_smoothing > 0}
+        has |= {name: self.sampling == rule for name, rule in SAMPLINGS.items()}
+        mine = {"drw_start": self.drw_start, "drw_beta": self.drw_beta}
+        mine["epsilon"] = self.label_smoothing
+        extras = [name for name in EXTRAS if has[name]]
+        for key, default in (pair for name in extras for pair in EXTRAS[name].settings.values()):
+            if mine[key] != default:
+                settings[key] = mine[key]
+        return Part("+".join([self.loss, *extras]), Settings(settings))
+
     @property
     def lacking(self) -> list[str]:
         """The settings that the loss has no default for and that are not given."""
@@ -218,48 +237,6 @@ class Method:
                 f"method {self.loss!r} needs `{key}`: write {self.loss}:{key}={how}.{hint}"
             )
 
-    @classmethod
-    def of(cls, method: Part | str) -> Method:
-        """The method that a run's spec carries, or that a text names."""
-        part = _split(method) if isinstance(method, str) else method
-        loss, *extras = part.name.split("+")
-        _check_names(loss, extras)
-        settings = dict(part.settings)
-        given: dict[str, Any] = {}
-        for extra in extras:
-            for key, _ in EXTRAS[extra].settings.values():
-                if key in settings:
-                    given[key] = settings.pop(key)
-        smooth = given.pop("epsilon", EXTRAS["label-smoothing"].settings["epsilon"][1])
-        return cls(
-            loss=loss,
-            settings=settings,
-            drw="drw" in extras,
-            label_smoothing=smooth if "label-smoothing" in extras else 0.0,
-            sampling=next((SAMPLINGS[e] for e in extras if e in SAMPLINGS), "instance"),
-            **given,
-        )
-
-    @property
-    def part(self) -> Part:
-        """The form of a run's spec: extras in one order, and no setting at its default.
-
-        So one method has one hash however it was typed, and a setting that a later version
-        adds changes no existing one.
-        """
-        defaults = loss_settings(self.loss)
-        settings = {key: v for key, v in self.settings.items() if v != defaults[key]}
-        has = {"drw": self.drw, "label-smoothing": self.label_smoothing > 0}
-        has |= {name: self.sampling == rule for name, rule in SAMPLINGS.items()}
-        mine = {"drw_start": self.drw_start, "drw_beta": self.drw_beta}
-        mine["epsilon"] = self.label_smoothing
-        extras = [name for name in EXTRAS if has[name]]
-        for name in extras:
-            for key, default in EXTRAS[name].settings.values():
-                if mine[key] != default:
-                    settings[key] = mine[key]
-        return Part("+".join([self.loss, *extras]), Settings(settings))
-
     @property
     def head(self) -> str | None:
         """The head that the loss needs, or None if any will do.
@@ -271,8 +248,7 @@ class Method:
     def criterion(self, prior: ClassPrior) -> PairwiseMarginLoss:
         """The loss as a module of (logits, target).
 
-        With DRW it has a `weight` buffer, ones at first, to be filled from `class_weights`. A
-        loss that draws random numbers has an attribute `generator`, None until it is set.
+        With DRW it has a `weight` buffer, ones at first, to be filled from `class_weights`.
 
         Args:
             prior: of the examples that the run trains on.
@@ -290,12 +266,7 @@ class Method:
         return losses.PairwiseMarginLoss(by_name(self.loss, prior, **self.settings), **options)
 
     def first_weighted_epoch(self, epochs: int) -> int:
-        """The first epoch with DRW, counted from 0: `drw_start`, or 80% of them (160 of 200).
-
-        Examples:
-            >>> Method.of("softmax+drw").first_weighted_epoch(200)
-            160
-        """
+        """The first epoch with DRW, counted from 0: `drw_start`, or 80% of them (160 of 200)."""
         if self.drw_start is None:
             return min(round(0.8 * epochs), epochs - 1)  # the last epoch at the latest
         return self.drw_start
@@ -322,9 +293,6 @@ class Method:
         """
         if not self.drw or epoch < self.first_weighted_epoch(epochs):
             return None
-        return self._late_weights(prior)
-
-    def _late_weights(self, prior: ClassPrior) -> FloatArray:
         inverse = 1.0 / prior.effective_numbers(beta=self.drw_beta)
         weights: FloatArray = prior.num_classes * inverse / inverse.sum()
         return weights
@@ -354,19 +322,16 @@ class Method:
             if own.is_antisymmetric:  # of others, such as LDAM's, it is not known how much is left
                 margin = own
         residual = margin.residual_adjustment(prior)
-        if self.drw:
-            residual = residual - np.log(self._late_weights(prior)) / margin.scale
-        return residual
+        late = replace(self, drw_start=0).class_weights(prior, 0, 1)
+        return residual if late is None else residual - np.log(late) / margin.scale
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing in it favours rare classes: the softmax, whose whole τ is left."""
         return self.loss == "softmax" and not self.drw and self.sampling == "instance"
 
-    @property
-    def without_drw(self) -> Method:
-        """The same without deferred weights."""
-        return replace(self, drw=False, drw_start=None, drw_beta=0.9999)
+
+_EXTRA_KEYS = {key for extra in EXTRAS.values() for key, _ in extra.settings.values()}
 
 
 def parse_method(text: str) -> Part:
@@ -387,90 +352,80 @@ def parse_method(text: str) -> Part:
     return Method.of(text).part
 
 
-def _split(text: str) -> Part:
-    """The parts and settings of a text, the latter by their keys in a run's record."""
+def _parse(text: str) -> tuple[list[str], dict[str, Any]]:
+    """The names in a text, and the settings by their keys in a run's record."""
     names: list[str] = []
     settings: dict[str, Any] = {}
     for part in text.split("+"):
         typed, colon, rest = part.strip().partition(":")
         name = typed.strip().lower().replace("_", "-")
-        names.append(name)
-        _check_names(names[0], names[1:])
-        known = loss_settings(name) if len(names) == 1 else EXTRAS[name].settings
+        _check_names(*names, name)
+        known = EXTRAS[name].settings if names else loss_settings(name)
         for pair in rest.split(",") if colon else ():
             key, equals, value = (piece.strip() for piece in pair.partition("="))
             key = key.lower().replace("-", "_")
             if not equals or not key:
                 raise InputError(
-                    f"method {text!r}: settings are written as {name}:name=value,name=value; "
-                    f"got {pair!r}."
+                    f"settings are written as {name}:name=value,name=value; got {pair!r}."
                 )
             _check_known([key], known, name)
-            flat = key if len(names) == 1 else EXTRAS[name].settings[key][0]
+            flat = EXTRAS[name].settings[key][0] if names else key
             if flat in settings:
-                raise InputError(f"method {text!r}: {key!r} of {name!r} is given twice.")
-            settings[flat] = _number(value, f"{key} of {name}", text)
-    return Part("+".join(names), Settings(settings))
+                raise InputError(f"{key!r} of {name!r} is given twice.")
+            settings[flat] = _number(value, flat, f"{key} of {name}")
+        names.append(name)
+    return names, settings
 
 
-def _number(value: str, what: str, text: str) -> Any:
-    """A number, whole where written so, or several with slashes between them."""
-    kind: type[int] | type[float] = int if what == "start of drw" else float
+def _number(value: str, key: str, what: str) -> Any:
+    """A number, or several with slashes between them."""
+    kind: type[int] | type[float] = int if key == "drw_start" else float
     try:
         found = [kind(piece) for piece in value.split("/")]
     except ValueError:
         whole = "whole " if kind is int else ""
-        raise InputError(
-            f"method {text!r}: {what} must be a {whole}number; got {value!r}."
-        ) from None
-    return tuple(found) if len(found) > 1 or what.startswith("delta ") else found[0]
+        raise InputError(f"{what} must be a {whole}number; got {value!r}.") from None
+    return tuple(found) if len(found) > 1 or key == "delta" else found[0]
 
 
-def _check_names(loss: str, extras: Sequence[str]) -> None:
+def _check_names(loss: str, *extras: str) -> None:
     """Refuse parts that don't exist or don't go together, by their names alone."""
     losses = [*MARGINS, THRESHOLD]
-    name = f"method {'+'.join([loss, *extras])!r}"
     if loss.startswith("posthoc-"):
         raise InputError(
-            f"{name}: a post-hoc method is not trained; train softmax, and the comparison of "
-            f"its evaluated runs computes the post-hoc methods from their logits."
+            "a post-hoc method is not trained; train softmax, and the comparison of its "
+            "evaluated runs computes the post-hoc methods from their logits."
         )
     if loss in EXTRAS:
         raise InputError(
-            f"{name}: {loss!r} comes on top of a loss, which stands first, such as softmax+{loss}."
+            f"{loss!r} comes on top of a loss, which stands first, such as softmax+{loss}."
         )
     if loss not in losses:
-        raise unknown(name, "loss", loss, losses)
+        raise unknown("loss", loss, losses)
     for extra in extras:
         if extra in losses:
             raise InputError(
-                f"{name}: a method has one loss, but {loss!r} and {extra!r} are two; after the "
-                f"loss may come {', '.join(EXTRAS)}."
+                f"a method has one loss, but {loss!r} and {extra!r} are two; after the loss may "
+                f"come {', '.join(EXTRAS)}."
             )
         if extra not in EXTRAS:
-            raise unknown(name, "part", extra, list(EXTRAS))
+            raise unknown("part", extra, list(EXTRAS))
         if extras.count(extra) > 1:
-            raise InputError(f"{name}: {extra!r} is there twice.")
+            raise InputError(f"{extra!r} is there twice.")
     sampled = [extra for extra in extras if extra in SAMPLINGS]
     if len(sampled) > 1:
-        raise InputError(
-            f"{name}: batches are drawn in one way, but {' and '.join(sampled)} are two."
-        )
+        raise InputError(f"batches are drawn in one way, but {' and '.join(sampled)} are two.")
 
 
 def _check_known(given: Iterable[str], known: Mapping[str, Any], name: str) -> None:
     for key in given:
         if key not in known:
             has = f"it has {', '.join(known)}." if known else "it has none."
-            raise InputError(f"method {name!r} has no setting {key!r}; {has}")
+            raise InputError(f"{name!r} has no setting {key!r}; {has}")
 
 
-def unknown(
-    caller: str, what: str, value: object, options: list[str], *, alike: float = 0.5
-) -> InputError:
+def unknown(what: str, value: object, options: Sequence[str], *, alike: float = 0.5) -> InputError:
     """The error for a name that does not exist: the nearest ones, at least so alike, then all."""
     near = difflib.get_close_matches(str(value), options, n=3, cutoff=alike)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
-    return InputError(
-        f"{caller}: there is no {what} {value!r}{hint} There are {', '.join(options)}."
-    )
+    return InputError(f"there is no {what} {value!r}{hint} There are {', '.join(options)}.")

@@ -15,37 +15,22 @@ the loss with class probabilities λ and 1 − λ, since it is linear in them; s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch")
-
-import torch
-from torch import Tensor
-
-from longtail.train.augment import check_images
-
-PARTNERS = ("uniform", "minority")
-
 
 def plan_cutout(count: int, *, generator: torch.Generator) -> Tensor:
-    """Draw where each image's hole has its centre.
-
-    Args:
-        count: of images.
-        generator: on the CPU.
+    """Draw the centre of each image's hole, as shares of the height and the width.
 
     Returns:
-        Rows and columns as shares of the height and the width, float32 in [0, 1), on the CPU,
-        shape (count, 2).
-
-    Examples:
-        >>> plan_cutout(5, generator=torch.Generator().manual_seed(0)).shape
-        torch.Size([5, 2])
+        float32 in [0, 1), on the CPU, shape (count, 2).
     """
     return torch.rand(count, 2, generator=generator)
 
@@ -58,7 +43,7 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
     Args:
         pixels: shape (batch, channels, height, width), on any device.
         centre: as from `plan_cutout`, shape (batch, 2).
-        size: side of the square in pixels, less than the height and the width.
+        size: side of the square in pixels.
         fill: its value; after normalisation 0 is the mean colour.
 
     Returns:
@@ -69,16 +54,10 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
         tensor([[1., 1., 0., 1.],
                 [1., 1., 1., 1.]])
     """
-    check_images(pixels)
-    height, width = pixels.shape[2:]
-    if not 1 <= size < min(height, width):
-        raise InputError(
-            f"cutout: the square, {size} pixels, must be smaller than the image, {height} x "
-            f"{width}; take about half of the smaller side."
-        )
     centre = centre.to(pixels.device, non_blocking=True)
-    top, left = (_pixel(centre[:, n], side) - size // 2 for n, side in enumerate((height, width)))
-    hole = _inside(top, top + size, height)[:, :, None] & _inside(left, left + size, width)[:, None]
+    sides = pixels.shape[2:]
+    first = [_pixel(centre[:, n], side) - size // 2 for n, side in enumerate(sides)]
+    hole = _rectangle(first, [edge + size for edge in first], pixels)
     return pixels.clone().masked_fill_(hole[:, None], fill)
 
 
@@ -96,10 +75,6 @@ class MixPlan(NamedTuple):
     share: Tensor
     patch: Tensor
     centre: Tensor
-
-    def take(self, index: Tensor | slice) -> MixPlan:
-        """The plan of some of the images."""
-        return MixPlan(self.share[index], self.patch[index], self.centre[index])
 
 
 def plan_mixing(
@@ -133,23 +108,16 @@ def plan_mixing(
     mixup = _checks.fraction(mixup, name="mixup")
     alpha = _checks.positive(mixup_alpha, name="mixup_alpha")
     if cutmix + mixup > 1:
-        raise InputError(
-            f"plan_mixing: an image is mixed in one way at most, so `cutmix` and `mixup` must add "
-            f"up to at most 1; got {cutmix:g} and {mixup:g}."
-        )
+        raise InputError(f"`cutmix` and `mixup` must add up to at most 1; got {cutmix + mixup:g}.")
     chance, share = torch.rand(2, count, generator=generator)
     centre = torch.rand(count, 2, generator=generator)
     patch = chance < cutmix
-    if mixup > 0:
-        share = torch.where(patch, share, _beta(count, alpha, generator))
+    if mixup > 0:  # torch's own Beta takes no generator
+        seed = int(torch.randint(0, 2**62, (), generator=generator))
+        blend = torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, count)).float()
+        share = torch.where(patch, share, blend)
     share = torch.where(chance < cutmix + mixup, share, torch.ones(()))
     return MixPlan(share, patch, centre)
-
-
-def _beta(count: int, alpha: float, generator: torch.Generator) -> Tensor:
-    """Draws from Beta(α, α); torch's own take no generator."""
-    seed = int(torch.randint(0, 2**62, (), generator=generator))
-    return torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, count)).float()
 
 
 def draw_partners(
@@ -176,7 +144,7 @@ def draw_partners(
         >>> 400 < int((rows >= 90).sum()) < 600
         True
     """
-    _checks.choice(rule, PARTNERS, name="rule")
+    _checks.choice(rule, ("uniform", "minority"), name="rule")
     targets = torch.from_numpy(np.array(_checks.labels(labels, name="labels")))
     chance = torch.rand(2, count, generator=generator, dtype=torch.float64)
     if rule == "uniform":
@@ -221,24 +189,14 @@ def mix(pixels: Tensor, partners: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor
         >>> share
         tensor([0.8750])
     """
-    check_images(pixels)
-    height, width = pixels.shape[2:]
-    floating = pixels.is_floating_point() and partners.is_floating_point()
-    if partners.shape != pixels.shape or not floating:
-        raise InputError(
-            f"mix: `pixels` and `partners` must be floating point and of one shape; they are "
-            f"{pixels.dtype} of shape {tuple(pixels.shape)} and {partners.dtype} of shape "
-            f"{tuple(partners.shape)}. Mix after normalising."
-        )
     share, patch, centre = (part.to(pixels.device, non_blocking=True) for part in plan)
-    within, areas = [], []
-    for n, side in enumerate((height, width)):
-        extent = ((1 - share).sqrt() * side).floor().long()
-        first = _pixel(centre[:, n], side) - extent // 2
-        within.append(_inside(first, first + extent, side))
-        areas.append((first + extent).clamp(max=side) - first.clamp(min=0))
-    inside = within[0][:, :, None] & within[1][:, None] | ~patch[:, None, None]
-    own = torch.where(patch, 1 - areas[0] * areas[1] / (height * width), share)
+    sides = pixels.shape[2:]
+    extents = [((1 - share).sqrt() * side).floor().long() for side in sides]
+    first = [_pixel(centre[:, n], sides[n]) - extents[n] // 2 for n in (0, 1)]
+    end = [first[n] + extents[n] for n in (0, 1)]
+    height, width = (end[n].clamp(max=sides[n]) - first[n].clamp(min=0) for n in (0, 1))
+    own = torch.where(patch, 1 - height * width / (sides[0] * sides[1]), share)
+    inside = _rectangle(first, end, pixels) | ~patch[:, None, None]
     weight = torch.where(patch, torch.ones_like(share), 1 - share)[:, None, None] * inside
     mixed = torch.lerp(pixels, partners.to(pixels.dtype), weight[:, None].to(pixels.dtype))
     return mixed, own
@@ -249,7 +207,10 @@ def _pixel(at: Tensor, side: int) -> Tensor:
     return (at * side).floor().long()
 
 
-def _inside(first: Tensor, end: Tensor, side: int) -> Tensor:
-    """Mask of a side's pixels in between, bool, shape (batch, side)."""
-    pixel = torch.arange(side, device=first.device)
-    return (pixel >= first[:, None]) & (pixel < end[:, None])
+def _rectangle(first: Sequence[Tensor], end: Sequence[Tensor], pixels: Tensor) -> Tensor:
+    """Mask of the rows and columns in between, bool, shape (batch, height, width)."""
+    across = []
+    for low, high, side in zip(first, end, pixels.shape[2:], strict=True):
+        pixel = torch.arange(side, device=pixels.device)
+        across.append((pixel >= low[:, None]) & (pixel < high[:, None]))
+    return across[0][:, :, None] & across[1][:, None]

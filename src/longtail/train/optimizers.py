@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor, nn
 
@@ -22,34 +18,28 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     a sharded classifier can't be stepped in one sweep with whole parameters: they have a group of
     their own, with a number for the learning rate.
     """
-    norm = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.BatchNorm2d)
-        for parameter in module.parameters()
-    }
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norm = {id(parameter) for module in norms for parameter in module.parameters()}
     free = norm if recipe.decay == "not-norm" else set()
-    on_gpu = device.type == "cuda"
+    on_gpu, adam = device.type == "cuda", recipe.optimizer == "adam"
     one_by_one: dict[str, Any] = {"lr": recipe.lr, "foreach": False, "fused": False}
-    if recipe.optimizer == "adam":
-        one_by_one["capturable"] = False
-    groups: list[dict[str, Any]] = []
-    for decays in (True, False):
-        alike = [p for p in model.parameters() if (id(p) not in free) == decays]
+    one_by_one |= {"capturable": False} if adam else {}
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for p in model.parameters():
         # DTensors have this method; to import their class takes longer than all the rest.
-        sliced = [p for p in alike if hasattr(p, "to_local")]
-        whole = [p for p in alike if not hasattr(p, "to_local")]
-        own = {} if decays else {"weight_decay": 0.0}
-        groups += [{"params": whole, **own}] if whole else []
-        groups += [{"params": sliced, **one_by_one, **own}] if sliced else []
+        key = id(p) in free, hasattr(p, "to_local")
+        options = {"weight_decay": 0.0} if key[0] else {}
+        options |= one_by_one if key[1] else {}
+        groups.setdefault(key, {"params": [], **options})["params"].append(p)
     settings: dict[str, Any] = {
-        "params": groups,
+        "params": [groups[key] for key in sorted(groups)],
         "lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr,
         "weight_decay": recipe.weight_decay,
         "fused": True if on_gpu else None,
     }
-    if recipe.optimizer == "adam":
-        made: torch.optim.Optimizer = torch.optim.Adam(capturable=on_gpu, **settings)
+    made: torch.optim.Optimizer
+    if adam:
+        made = torch.optim.Adam(capturable=on_gpu, **settings)
     else:
         nesterov = recipe.optimizer == "nesterov"
         made = torch.optim.SGD(momentum=recipe.momentum, nesterov=nesterov, **settings)
@@ -75,13 +65,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor, known: float | None = None) -> None:
-    """Set the learning rate of the coming step.
-
-    Args:
-        optimizer: from `make_optimizer`.
-        rate: shape (1,), on the device.
-        known: the same as a number, so that groups that need one don't wait for the device.
-    """
+    """Set the rate of the coming step, of shape (1,); groups without a tensor take `known`."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].copy_(rate[0])
@@ -112,7 +96,7 @@ class OwnDecay:
         self.parameters: list[Tensor] = [
             p for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]
         ]
-        # As large as the parameters, so that a few kernels serve all of them.
+        # As large as the parameters, so that a few kernels do all of them.
         self.beyond = [torch.empty_like(p, requires_grad=False) for p in self.parameters]
         for beyond in self.beyond:
             for part, decay in zip(beyond.chunk(len(decays)), decays, strict=True):
@@ -121,10 +105,5 @@ class OwnDecay:
     @torch.no_grad()
     def add(self) -> None:
         """Change the gradients, before the optimiser's step."""
-        pairs = zip(self.parameters, self.beyond, strict=True)
-        there = [(p, beyond) for p, beyond in pairs if p.grad is not None]
-        torch._foreach_addcmul_(
-            [p.grad for p, _ in there if p.grad is not None],
-            [p.detach() for p, _ in there],
-            [beyond for _, beyond in there],
-        )
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        torch._foreach_addcmul_(gradients, self.parameters, self.beyond)

@@ -3,26 +3,20 @@
 A plan is drawn on the CPU before an epoch starts and depends on the run's seed, its recipe and
 the epoch, so a resumed run, a neighbour in a cohort or another device can't change it; a training
 step only looks things up. Everything about images comes from the recipe's `image_seed` where it
-has one: runs that share it see the same images, whatever else differs.
+has one: runs that share it see the same images, whatever else differs. Each ingredient has random
+numbers of its own, so adding or leaving out one changes nothing about the others.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
-from itertools import accumulate
-from typing import Any
-
-from longtail import _checks
-from longtail._checks import InputError, IntArray
-
-_checks.require("torch", extra="torch")
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from longtail._checks import InputError, IntArray
 from longtail.data.samplers import ClassSampler
 from longtail.priors import ClassPrior
 from longtail.train.augment import plan_crop_flip
@@ -43,21 +37,17 @@ def stream_seed(seed: int, purpose: str, index: int = 0) -> int:
     return int.from_bytes(digest[:8], "little") >> 1  # torch takes 63 bits
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImagePlan:
+class ImageDraws(NamedTuple):
     """Random draws for a sequence of images, as tensors on the CPU.
 
     Attributes:
         rows: the example of the training set at each position, shape (positions,).
-        dy: first row of its crop, shape (positions,).
-        dx: first column, likewise.
-        flip: 1 if it is mirrored, likewise.
-        operation: of TrivialAugment, shape (positions,), or None without.
-        strength: of the operation, likewise.
+        dy: first row of its crop, likewise, as what follows.
+        dx: first column.
+        flip: 1 if it is mirrored.
+        operation: of TrivialAugment, None without.
+        strength: of the operation.
         hole: centre of Cutout's square, shape (positions, 2), or None without.
-        mixed: positions of the images that have a partner, ascending; None without mixing.
-        mixing: how each of those is mixed.
-        partners: the images that are mixed in, one for each of those.
     """
 
     rows: Tensor
@@ -67,63 +57,34 @@ class ImagePlan:
     operation: Tensor | None = None
     strength: Tensor | None = None
     hole: Tensor | None = None
-    mixed: Tensor | None = None
-    mixing: MixPlan | None = None
-    partners: ImagePlan | None = None
-
-    def take(self, index: slice | Tensor) -> dict[str, Any]:
-        """The draws of some images by themselves, without their partners."""
-        values = ((name, getattr(self, name)) for name in _OWN)
-        return {name: None if value is None else value[index] for name, value in values}
-
-    def part(self, first: int, end: int) -> ImagePlan:
-        """The plan of the positions from `first` to `end`, without copying."""
-        own = self.take(slice(first, end))
-        if self.mixed is None or self.mixing is None or self.partners is None:
-            return ImagePlan(**own)
-        low, high = torch.searchsorted(self.mixed, torch.tensor([first, end])).tolist()
-        return ImagePlan(
-            **own,
-            mixed=self.mixed[low:high] - first,
-            mixing=self.mixing.take(slice(low, high)),
-            partners=self.partners.part(low, high),
-        )
-
-    @staticmethod
-    def join(plans: Sequence[ImagePlan]) -> ImagePlan:
-        """Plans of one recipe, one after the other."""
-        if len(plans) == 1:
-            return plans[0]
-        joined: dict[str, Any] = {}
-        for name in (field.name for field in fields(ImagePlan)):
-            parts = [getattr(plan, name) for plan in plans]
-            if name == "mixed" and parts[0] is not None:
-                starts = accumulate((len(plan.rows) for plan in plans[:-1]), initial=0)
-                parts = [part + start for part, start in zip(parts, starts, strict=True)]
-            if isinstance(parts[0], Tensor):
-                joined[name] = torch.cat(parts)
-            elif isinstance(parts[0], MixPlan):
-                joined[name] = MixPlan(*(torch.cat(part) for part in zip(*parts, strict=True)))
-            elif isinstance(parts[0], ImagePlan):
-                joined[name] = ImagePlan.join(parts)
-        return ImagePlan(**joined)
 
 
-_OWN = ("rows", "dy", "dx", "flip", "operation", "strength", "hole")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochPlan(ImagePlan):
-    """One epoch of one run: its images, and the following.
+class EpochPlan(NamedTuple):
+    """One epoch of one run.
 
     Attributes:
+        images: in the order of training.
+        partners: what is mixed into each of them, None without mixing.
+        mixing: how; an image whose `share` is 1 stays as it is.
         rates: learning rate of each step, float32, shape (steps,).
         weights: class weights of the loss, float32, shape (num_classes,); ones where a method
             has none.
     """
 
+    images: ImageDraws
+    partners: ImageDraws | None
+    mixing: MixPlan | None
     rates: Tensor
     weights: Tensor
+
+
+_Draws = TypeVar("_Draws", ImageDraws, MixPlan)
+
+
+def pick(draws: _Draws, index: slice | Tensor) -> _Draws:
+    """The draws of some images."""
+    parts: Any = (None if part is None else part[index] for part in draws)
+    return type(draws)(*parts)
 
 
 class Planner:
@@ -136,6 +97,9 @@ class Planner:
         kept: which examples the run trains on, shape (kept,).
         prior: of those.
         seed: of the run.
+
+    Attributes:
+        batch_sizes: how many examples each step of an epoch takes.
     """
 
     def __init__(
@@ -177,18 +141,30 @@ class Planner:
     def plan(self, epoch: int) -> EpochPlan:
         """The plan of one epoch, counted from 0."""
         recipe, steps = self.recipe, len(self.batch_sizes)
+
+        def draw(purpose: str) -> torch.Generator:
+            return torch.Generator().manual_seed(stream_seed(self.image_seed, purpose, epoch))
+
         order = torch.from_numpy(self.sampler.indices(epoch)[: sum(self.batch_sizes)])
-        images = plan_images(
-            recipe,
-            self.kept[order],
-            kept=self.kept,
-            labels=self.labels,
-            draw=partial(_generator, self.image_seed, epoch),
-        )
+        partners, mixing = None, None
+        if recipe.cutmix + recipe.mixup > 0:
+            others = draw_partners(
+                self.labels, len(order), rule=recipe.mix_partner, generator=draw("partners")
+            )
+            partners = _draw_images(recipe, self.kept[others], draw, "partners' ")
+            mixing = plan_mixing(
+                len(order),
+                cutmix=recipe.cutmix,
+                mixup=recipe.mixup,
+                mixup_alpha=recipe.mixup_alpha,
+                generator=draw("mixing"),
+            )
         rates = [learning_rate(recipe, epoch * steps + number, steps) for number in range(steps)]
         weights = self.method.class_weights(self.prior, epoch, recipe.epochs)
         return EpochPlan(
-            **vars(images),
+            images=_draw_images(recipe, self.kept[order], draw, ""),
+            partners=partners,
+            mixing=mixing,
             rates=torch.tensor(rates, dtype=torch.float32),
             weights=torch.ones(self.prior.num_classes)
             if weights is None
@@ -196,53 +172,9 @@ class Planner:
         )
 
 
-def _generator(seed: int, epoch: int, purpose: str) -> torch.Generator:
-    return torch.Generator().manual_seed(stream_seed(seed, purpose, epoch))
-
-
-def plan_images(
-    recipe: Recipe,
-    rows: Tensor,
-    *,
-    kept: Tensor,
-    labels: IntArray,
-    draw: Callable[[str], torch.Generator],
-) -> ImagePlan:
-    """Draw everything about the images of an epoch, each purpose from random numbers of its own.
-
-    So an ingredient that is added or left out changes nothing about the others.
-
-    Args:
-        recipe: which ingredients there are.
-        rows: the examples in their order, shape (positions,).
-        kept: the examples that partners are drawn from, shape (kept,).
-        labels: of those.
-        draw: gives the random numbers of a purpose.
-    """
-    own = _plan_each(recipe, rows, draw, "")
-    if recipe.cutmix + recipe.mixup == 0:
-        return own
-    others = draw_partners(labels, len(rows), rule=recipe.mix_partner, generator=draw("partners"))
-    mixing = plan_mixing(
-        len(rows),
-        cutmix=recipe.cutmix,
-        mixup=recipe.mixup,
-        mixup_alpha=recipe.mixup_alpha,
-        generator=draw("mixing"),
-    )
-    mixed = (mixing.share < 1).nonzero().squeeze(1)
-    partners = _plan_each(recipe, kept[others], draw, "partners' ")
-    return ImagePlan(
-        **own.take(slice(None)),
-        mixed=mixed,
-        mixing=mixing.take(mixed),
-        partners=ImagePlan(**partners.take(mixed)),
-    )
-
-
-def _plan_each(
+def _draw_images(
     recipe: Recipe, rows: Tensor, draw: Callable[[str], torch.Generator], prefix: str
-) -> ImagePlan:
+) -> ImageDraws:
     """Draw what happens to each image by itself."""
     count = len(rows)
     dy, dx, flip = plan_crop_flip(
@@ -254,6 +186,4 @@ def _plan_each(
         operation, strength = plan_trivial_augment(count, generator=generator)
     if recipe.cutout:
         hole = plan_cutout(count, generator=draw(prefix + "cutout"))
-    return ImagePlan(
-        rows=rows, dy=dy, dx=dx, flip=flip, operation=operation, strength=strength, hole=hole
-    )
+    return ImageDraws(rows, dy, dx, flip, operation, strength, hole)

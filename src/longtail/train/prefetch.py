@@ -14,17 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor
 
 from longtail.data.images import ImageSet
-from longtail.train.augment import gather_crop_flip, gather_normalized, normalize
-from longtail.train.mixing import cutout, mix
-from longtail.train.plan import EpochPlan, ImagePlan, Planner
+from longtail.train.augment import crop_flip, fill_outside, gather_crops, normalize
+from longtail.train.mixing import MixPlan, cutout, mix
+from longtail.train.plan import EpochPlan, ImageDraws, Planner, pick
 from longtail.train.recipe import Recipe
 from longtail.train.trivial import trivial_augment
 
@@ -60,13 +56,13 @@ class Made(NamedTuple):
     Attributes:
         pixels: normalised, float32, shape (images, channels, height, width), channels-last.
         labels: shape (images,).
-        seconds: the partners' labels, or an image's own where it has none; None without mixing.
-        shares: of the first label, float32, likewise.
+        seconds: the partners' labels, or an image's own where it has none.
+        shares: of the first label, float32; None without mixing.
     """
 
     pixels: Tensor
     labels: Tensor
-    seconds: Tensor | None
+    seconds: Tensor
     shares: Tensor | None
 
 
@@ -89,38 +85,38 @@ class ImageMaker:
             [round(data.pixel_range * min(max(v, 0.0), 1.0)) for v in share], device=self.device
         )
 
-    def make(self, plan: ImagePlan) -> Made:
-        """The images of a plan."""
-        pixels = self._each(plan)
-        labels = self.data.labels[self._here(plan.rows)]
-        if plan.mixed is None or plan.mixing is None or plan.partners is None:
-            return Made(pixels, labels, None, None)
-        index = self._here(plan.mixed)
-        others = self._each(plan.partners)
-        mixed, share = mix(pixels.index_select(0, index), others, plan.mixing)
+    def make(self, images: ImageDraws, partners: ImageDraws | None, mixing: MixPlan | None) -> Made:
+        """The images of a plan, or of a part of it."""
+        pixels = self._each(images)
+        labels = self.data.labels[self._here(images.rows)]
+        if partners is None or mixing is None:
+            return Made(pixels, labels, labels, None)
+        where = (mixing.share < 1).nonzero().squeeze(1)
+        index, partners = self._here(where), pick(partners, where)
+        others = self._each(partners)
+        mixed, share = mix(pixels.index_select(0, index), others, pick(mixing, where))
         pixels.index_copy_(0, index, mixed)
         shares = torch.ones(len(pixels), device=self.device).index_copy_(0, index, share)
-        theirs = self.data.labels[self._here(plan.partners.rows)]
+        theirs = self.data.labels[self._here(partners.rows)]
         return Made(pixels, labels, labels.clone().index_copy_(0, index, theirs), shares)
 
-    def _each(self, plan: ImagePlan) -> Tensor:
+    def _each(self, draws: ImageDraws) -> Tensor:
         """Images by themselves, before mixing."""
-        where = [self._here(part) for part in (plan.rows, plan.dy, plan.dx, plan.flip)]
-        padding = self.recipe.crop_padding
+        rows, dy, dx, flip = (self._here(part) for part in draws[:4])
+        padding, data = self.recipe.crop_padding, self.data
         colors: dict[str, Any] = {"mean": self.mean, "std": self.std}
-        colors["pixel_range"] = self.data.pixel_range
-        if plan.operation is None or plan.strength is None:
-            pixels = gather_normalized(
-                self.data.pixels, *where, padding=padding, fill=self.border, **colors
-            )
+        colors["pixel_range"] = data.pixel_range
+        if draws.operation is None or draws.strength is None:
+            # Padding comes after normalisation, so that it may have any colour.
+            crops, outside = gather_crops(data.pixels, rows, dy, dx, flip, padding=padding)
+            pixels = fill_outside(normalize(crops, **colors), outside, self.border)
         else:
-            pixels = gather_crop_flip(
-                self.data.pixels, *where, padding=padding, fill=self.grey_border
+            crops = crop_flip(
+                data.pixels, dy, dx, flip, padding=padding, fill=self.grey_border, index=rows
             )
-            pixels = trivial_augment(pixels, plan.operation, plan.strength)
-            pixels = normalize(pixels, **colors)
-        if plan.hole is not None:
-            pixels = cutout(pixels, plan.hole, size=self.recipe.cutout)
+            pixels = normalize(trivial_augment(crops, draws.operation, draws.strength), **colors)
+        if draws.hole is not None:
+            pixels = cutout(pixels, draws.hole, size=self.recipe.cutout)
         return pixels
 
     def _here(self, part: Tensor) -> Tensor:
@@ -160,15 +156,6 @@ class Block:
             value.copy_(theirs[name])
 
 
-class BlockPart(NamedTuple):
-    """Images that are made at once: of some streams, for the positions `at` of the block."""
-
-    maker: ImageMaker
-    streams: list[int]
-    at: slice
-    plan: ImagePlan
-
-
 class Prefetcher:
     """Makes the blocks of runs that step as one.
 
@@ -178,95 +165,67 @@ class Prefetcher:
         teachers: see `loop.Training`.
 
     Attributes:
-        stream_of: the number of each run's image stream; runs with the same one see the same
-            images.
-        leaders: the first run of each stream.
+        streams: the runs of each image stream: they see the same images.
     """
 
     def __init__(
         self, planners: Sequence[Planner], data: Resident, teachers: Teachers | None
     ) -> None:
-        self.data, self.teachers, self.device = data, teachers, data.pixels.device
-        streams = {
-            stream: n for n, stream in enumerate(dict.fromkeys(p.image_stream for p in planners))
-        }
-        self.stream_of = [streams[planner.image_stream] for planner in planners]
-        self.leaders = [self.stream_of.index(stream) for stream in range(len(streams))]
-        # Streams whose images are made in one way are made at once.
-        alike: dict[tuple[object, ...], list[int]] = {}
-        for stream, leader in enumerate(self.leaders):
-            alike.setdefault(planners[leader].recipe.image_values, []).append(stream)
-        self.kinds = [
-            (ImageMaker(data, planners[self.leaders[some[0]]].recipe), some)
-            for some in alike.values()
-        ]
+        self.data, self.teachers, self.runs = data, teachers, len(planners)
+        streams: dict[tuple[object, ...], list[int]] = {}
+        for run, planner in enumerate(planners):
+            streams.setdefault(planner.image_stream, []).append(run)
+        self.streams = list(streams.values())
+        self.makers = [ImageMaker(data, planners[runs[0]].recipe) for runs in self.streams]
         self._mixes = any(p.recipe.cutmix + p.recipe.mixup > 0 for p in planners)
 
     def allocate(self, positions: int, dtype: torch.dtype) -> Block:
         """A block for so many examples of each run, with images of this type."""
-        runs, (channels, height, width) = len(self.stream_of), self.data.image_shape
-        here: dict[str, Any] = {"device": self.device}
-        targets = torch.zeros(runs, positions, dtype=torch.int64, **here)
-        answers = (len(self.leaders), positions, self.data.num_classes)
+        here: dict[str, Any] = {"device": self.data.pixels.device}
+        channels, height, width = self.data.image_shape
+        targets = torch.zeros(self.runs, positions, dtype=torch.int64, **here)
+        answers = (len(self.streams), positions, self.data.num_classes)
         return Block(
-            torch.zeros(positions, height, width, runs, channels, dtype=dtype, **here),
+            torch.zeros(positions, height, width, self.runs, channels, dtype=dtype, **here),
             targets,
             seconds=torch.zeros_like(targets) if self._mixes else None,
             shares=torch.ones(targets.shape, **here) if self._mixes else None,
             teacher_logits=None if self.teachers is None else torch.zeros(answers, **here),
         )
 
-    def parts_of(self, plans: Sequence[EpochPlan], first: int, end: int) -> list[BlockPart]:
-        """What to make for the positions from `first` to `end` of an epoch; the host's share."""
-        parts = []
-        for maker, streams in self.kinds:
-            size = max(1, self.data.pixels[0].numel() * len(streams))
-            chunk = max(1, _CHUNK_BYTES // size)
+    def fill(self, block: Block, plans: Sequence[EpochPlan], first: int, end: int) -> None:
+        """Make everything that a block holds of the positions from `first` to `end` of an epoch."""
+        chunk = max(1, _CHUNK_BYTES // self.data.pixels[0].numel())
+        for runs, maker in zip(self.streams, self.makers, strict=True):
+            images, partners, mixing, *_ = plans[runs[0]]
             for low in range(first, end, chunk):
-                high = min(low + chunk, end)
-                joined = ImagePlan.join([plans[self.leaders[n]].part(low, high) for n in streams])
-                parts.append(BlockPart(maker, streams, slice(low - first, high - first), joined))
-        return parts
-
-    def fill(self, block: Block, parts: Sequence[BlockPart]) -> None:
-        """Make everything that a block holds, from `parts_of`."""
-        for maker, streams, at, plan in parts:
-            made, count = maker.make(plan), at.stop - at.start
-            for n, stream in enumerate(streams):
-                own, run = slice(n * count, (n + 1) * count), self.leaders[stream]
-                block.inputs[at, :, :, run].copy_(made.pixels[own].permute(0, 2, 3, 1))
-                block.targets[run, at].copy_(made.labels[own])
-                if block.seconds is not None and block.shares is not None:
+                part = slice(low, min(low + chunk, end))
+                at = slice(part.start - first, part.stop - first)
+                made = maker.make(
+                    pick(images, part),
+                    None if partners is None else pick(partners, part),
+                    None if mixing is None else pick(mixing, part),
+                )
+                for run in runs:
+                    block.inputs[at, :, :, run].copy_(made.pixels.permute(0, 2, 3, 1))
+                    block.targets[run, at].copy_(made.labels)
                     # A run that mixes nothing, beside one that does, has its own label twice.
-                    seconds = made.labels if made.seconds is None else made.seconds
-                    block.seconds[run, at].copy_(seconds[own])
-                    if made.shares is not None:
-                        block.shares[run, at].copy_(made.shares[own])
-                if isinstance(self.teachers, Tensor) and block.teacher_logits is not None:
-                    rows = plan.rows[own].to(self.device)
-                    block.teacher_logits[stream, at].copy_(self.teachers[rows])
-        self._share_images(block)
-        if callable(self.teachers):
-            self._ask_teachers(block, self.teachers, max(part.at.stop for part in parts))
-
-    def _share_images(self, block: Block) -> None:
-        """Give runs of one stream what was made for the first of them."""
-        images = block.inputs.permute(3, 0, 1, 2, 4)
-        for run, stream in enumerate(self.stream_of):
-            leader = self.leaders[stream]
-            if run != leader:
-                for place in (images, block.targets, block.seconds, block.shares):
-                    if place is not None:
-                        place[run].copy_(place[leader])
-
-    def _ask_teachers(self, block: Block, teachers: Callable[[Tensor], Tensor], count: int) -> None:
-        """Fill in the teachers' logits on the first `count` images of each stream."""
-        if block.teacher_logits is None:
+                    if block.seconds is not None and block.shares is not None:
+                        block.seconds[run, at].copy_(made.seconds)
+                        if made.shares is not None:
+                            block.shares[run, at].copy_(made.shares)
+        if self.teachers is None or block.teacher_logits is None:
             return
-        for stream, leader in enumerate(self.leaders):
-            for first in range(0, count, _TEACHER_BATCH):
-                part = slice(first, min(first + _TEACHER_BATCH, count))
-                images = block.inputs[part, :, :, leader].float().permute(0, 3, 1, 2)
-                with torch.no_grad():
-                    logits = teachers(images)
-                block.teacher_logits[stream, part].copy_(logits)
+        for runs, answers in zip(self.streams, block.teacher_logits, strict=True):
+            rows = plans[runs[0]].images.rows[first:end]
+            self._ask(self.teachers, rows, block.inputs[:, :, :, runs[0]], answers)
+
+    def _ask(self, teachers: Teachers, rows: Tensor, images: Tensor, answers: Tensor) -> None:
+        """Fill in the teachers' logits on the images of a stream."""
+        if isinstance(teachers, Tensor):
+            answers[: len(rows)].copy_(teachers[rows.to(answers.device)])
+            return
+        for first in range(0, len(rows), _TEACHER_BATCH):
+            part = slice(first, min(first + _TEACHER_BATCH, len(rows)))
+            with torch.no_grad():
+                answers[part].copy_(teachers(images[part].float().permute(0, 3, 1, 2)))

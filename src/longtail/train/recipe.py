@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -17,6 +18,46 @@ from longtail import _checks
 from longtail._checks import InputError
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
 from longtail.train.methods import THRESHOLD, THRESHOLDS, Method, unknown
+
+
+def _value(check: Callable[..., Any], default: Any) -> Any:
+    """A field whose values are checked, and brought into one form, by a function."""
+    return field(default=default, metadata={"check": check})
+
+
+def _flag(value: Any, *, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"`{name}` must be true or false; got {value!r}.")
+    return value
+
+
+def _colors(check: Callable[..., float], value: Any, *, name: str) -> tuple[float, ...]:
+    """One value per channel, or one for all."""
+    each = value if isinstance(value, list | tuple) else [value]
+    return tuple(check(one, name=name) for one in each)
+
+
+def _milestones(value: Any, *, name: str) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for pair in value if isinstance(value, list | tuple) else [value]:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise InputError(
+                f"`{name}` must be pairs of an epoch and a factor, such as "
+                f"[[160, 0.1], [180, 0.01]]; got {pair!r}."
+            )
+        pairs.append((_checks.whole(pair[0], name=name), _checks.positive(pair[1], name=name)))
+    if any(two <= one for (one, _), (two, _) in pairwise(pairs)):
+        epochs = ", ".join(str(epoch) for epoch, _ in pairs)
+        raise InputError(f"the epochs of `{name}` must ascend; got {epochs}.")
+    return tuple(pairs)
+
+
+def _seed(value: Any, *, name: str) -> int | None:
+    return None if value is None else _checks.whole(value, name=name, at_least=0)
+
+
+_COUNT = partial(_checks.whole, at_least=0)
+_BELOW_ONE = partial(_checks.fraction, below_one=True)
 
 
 @dataclass(frozen=True)
@@ -76,95 +117,55 @@ class Recipe:
 
     name: str
     model: str
-    epochs: int
-    batch_size: int
+    epochs: int = field(metadata={"check": _checks.whole})
+    batch_size: int = field(metadata={"check": _checks.whole})
     optimizer: Literal["sgd", "nesterov", "adam"]
-    lr: float
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    warmup_epochs: float = 0.0
+    lr: float = field(metadata={"check": _checks.positive})
+    momentum: float = _value(_BELOW_ONE, 0.9)
+    weight_decay: float = _value(_checks.not_negative, 0.0)
+    warmup_epochs: float = _value(_checks.not_negative, 0.0)
     schedule: Literal["constant", "cosine", "steps"] = "constant"
-    milestones: tuple[tuple[int, float], ...] = ()
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
+    milestones: tuple[tuple[int, float], ...] = _value(_milestones, ())
+    mean: tuple[float, ...] = _value(partial(_colors, _checks.tau), (0.0,))
+    std: tuple[float, ...] = _value(partial(_colors, _checks.positive), (1.0,))
     # Fields below came later. A record has them only where they differ from these defaults,
     # so that runs from before keep their hashes; the same goes for any that is added.
     warmup: Literal["step", "epoch"] = "step"
     decay: Literal["all", "not-norm"] = "all"
-    drop_last: bool = False
-    crop_padding: int = 0
+    drop_last: bool = _value(_flag, False)
+    crop_padding: int = _value(_COUNT, 0)
     crop_fill: Literal["black", "mean"] = "black"
-    flip: bool = False
+    flip: bool = _value(_flag, False)
     head: Literal["linear", "cosine", "unit-norm"] = "linear"
-    head_scale: float = 1.0
-    image_seed: int | None = None
-    trivial_augment: bool = False
-    cutout: int = 0
-    cutmix: float = 0.0
-    mixup: float = 0.0
-    mixup_alpha: float = 1.0
+    head_scale: float = _value(_checks.positive, 1.0)
+    image_seed: int | None = _value(_seed, None)
+    trivial_augment: bool = _value(_flag, False)
+    cutout: int = _value(_COUNT, 0)
+    cutmix: float = _value(_checks.fraction, 0.0)
+    mixup: float = _value(_checks.fraction, 0.0)
+    mixup_alpha: float = _value(_checks.positive, 1.0)
     mix_partner: Literal["uniform", "minority"] = "uniform"
-    sam_rho: float = 0.0
-    ema_decay: float = 0.0
-    distill_weight: float = 0.0
-    distill_temperature: float = 1.0
-    distill_adjusted: bool = False
-    image_size: int = 0
+    sam_rho: float = _value(_checks.not_negative, 0.0)
+    ema_decay: float = _value(_BELOW_ONE, 0.0)
+    distill_weight: float = _value(_checks.fraction, 0.0)
+    distill_temperature: float = _value(_checks.positive, 1.0)
+    distill_adjusted: bool = _value(_flag, False)
+    image_size: int = _value(_COUNT, 0)
     classifier: Literal["whole", "sharded"] = "whole"
-    sampled_classes: int = 0
+    sampled_classes: int = _value(_COUNT, 0)
 
     def __post_init__(self) -> None:
         try:
-            self._check_values()
+            for one in fields(self):
+                value = getattr(self, one.name)
+                if one.name in _CHOICES:
+                    _checks.choice(value, _CHOICES[one.name], name=one.name)
+                elif "check" in one.metadata:
+                    value = one.metadata["check"](value, name=one.name)
+                    object.__setattr__(self, one.name, value)
             self._check_together()
         except InputError as error:
             raise InputError(f"recipe {self.name!r}: {error}") from None
-
-    def _store(self, key: str, value: Any) -> None:
-        object.__setattr__(self, key, value)  # what was checked, in one form however it came
-
-    def _check_values(self) -> None:
-        """Check each value by itself."""
-        for key in ("epochs", "batch_size"):
-            _checks.whole(getattr(self, key), name=key)
-        for key in ("crop_padding", "cutout", "image_size", "sampled_classes"):
-            _checks.whole(getattr(self, key), name=key, at_least=0)
-        if self.image_seed is not None:
-            _checks.whole(self.image_seed, name="image_seed", at_least=0)
-        for key in ("lr", "head_scale", "mixup_alpha", "distill_temperature"):
-            self._store(key, _checks.positive(getattr(self, key), name=key))
-        for key in ("weight_decay", "warmup_epochs", "sam_rho"):
-            number = _checks.tau(getattr(self, key), name=key)
-            if number < 0:
-                raise InputError(f"`{key}` must not be negative; got {number:g}.")
-            self._store(key, number)
-        for key in ("momentum", "ema_decay", "cutmix", "mixup", "distill_weight"):
-            below_one = key in ("momentum", "ema_decay")
-            self._store(key, _checks.fraction(getattr(self, key), name=key, below_one=below_one))
-        for key in ("drop_last", "flip", "trivial_augment", "distill_adjusted"):
-            if not isinstance(getattr(self, key), bool):
-                raise InputError(f"`{key}` must be true or false; got {getattr(self, key)!r}.")
-        for key, options in _CHOICES.items():
-            _checks.choice(getattr(self, key), options, name=key)
-        for key in ("mean", "std"):
-            given = getattr(self, key)
-            if not isinstance(given, list | tuple):
-                given = [given]  # one for all channels
-            check = _checks.positive if key == "std" else _checks.tau
-            self._store(key, tuple(check(value, name=key) for value in given))
-        pairs, given = [], self.milestones
-        for pair in given if isinstance(given, list | tuple) else [given]:
-            if not isinstance(pair, list | tuple) or len(pair) != 2:
-                raise InputError(
-                    f"`milestones` must be pairs of an epoch and a factor, such as "
-                    f"[[160, 0.1], [180, 0.01]]; got {pair!r}."
-                )
-            epoch = _checks.whole(pair[0], name="milestones")
-            pairs.append((epoch, _checks.positive(pair[1], name="milestones")))
-        if any(two <= one for (one, _), (two, _) in pairwise(pairs)):
-            epochs = ", ".join(str(epoch) for epoch, _ in pairs)
-            raise InputError(f"the epochs of `milestones` must ascend; got {epochs}.")
-        self._store("milestones", tuple(pairs))
 
     def _check_together(self) -> None:
         """Refuse values that don't go together, and settings of an ingredient that is off."""
@@ -212,12 +213,6 @@ class Recipe:
                     f"`{key}` is {value!r} but {of} is 0, so it would do nothing; override both "
                     f"together."
                 )
-
-    @property
-    def changes_images(self) -> bool:
-        """Whether a run sees its images otherwise than they are: cropped, augmented or mixed."""
-        views = (self.crop_padding, self.flip, self.trivial_augment, self.cutout)
-        return any((*views, self.cutmix, self.mixup))
 
     @property
     def image_values(self) -> tuple[object, ...]:
@@ -388,15 +383,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "inaturalist": _LARGE | {"weight_decay": 1e-4},
 }
 
-# Names that stand for more than one way to train, with what to type for them.
-SEVERAL: dict[str, str] = {
-    "strong-distilled": "teachers of recipe 'strong' and its like, then students of recipe "
-    "'strong-student'. Type: "
-    "longtail train --dataset NAME --method logit-adjusted --recipe strong --seeds 5 --out "
-    "teachers; then longtail train --dataset NAME --method softmax+over-sampling --recipe "
-    "strong-student --teachers teachers",
-}
-
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
 # 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
 PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
@@ -419,10 +405,8 @@ PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
 
 def recipe_values(name: str, *, dataset: str | None = None) -> dict[str, Any]:
     """A named recipe as it stands for a data set; values that it lacks there are left out."""
-    if name in SEVERAL:
-        raise InputError(f"get_recipe: {name!r} is not one recipe but {SEVERAL[name]}")
     if name not in RECIPES:
-        raise unknown("get_recipe", "recipe", name, list(RECIPES))
+        raise unknown("recipe", name, list(RECIPES))
     return RECIPES[name] | PER_DATASET.get(name, {}).get(dataset or "", {})
 
 
@@ -443,7 +427,7 @@ def get_recipe(name: str, *, dataset: str | None = None, **overrides: Any) -> Re
     values = recipe_values(name, dataset=dataset)
     for key in overrides:
         if key not in _NAMES:
-            raise unknown(f"recipe {name!r}", "value", key, sorted(_NAMES))
+            raise InputError(f"recipe {name!r}: {unknown('value', key, sorted(_NAMES))}")
     values |= overrides
     by_dataset = PER_DATASET.get(name, {})
     lacking = sorted({key for part in by_dataset.values() for key in part} - set(values))
@@ -469,7 +453,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         if not equals or not key or not value:
             raise InputError(f"overrides are written as name=value; got {text!r}.")
         if key not in _NAMES:
-            raise unknown(f"override {text!r}", "value", key, sorted(_NAMES))
+            raise InputError(f"override {text!r}: {unknown('value', key, sorted(_NAMES))}")
         if key in found:
             raise InputError(f"overrides: {key!r} is given twice.")
         try:
@@ -516,7 +500,18 @@ def make_spec(
     if trained.head is not None:
         overrides.setdefault("head", trained.head)
     made = get_recipe(recipe, dataset=dataset.name, **overrides)
-    _check_fit(trained, made)
+    if trained.head is not None and (made.head != trained.head or made.head_scale != 1):
+        raise InputError(
+            f"method {trained.loss!r} multiplies the logits itself and needs a {trained.head} head "
+            f"of scale 1, since others make training diverge; got head {made.head!r} and "
+            f"head_scale {made.head_scale:g}. Leave both out, or train 'adaptive', the same "
+            f"margin for a linear head."
+        )
+    if trained.drw and trained.first_weighted_epoch(made.epochs) >= made.epochs:
+        raise InputError(
+            f"method {trained.part.name!r}: drw would start at epoch {trained.drw_start}, but "
+            f"training has {made.epochs} epochs; give an earlier start, or leave it out."
+        )
     values = {key: value for key, value in asdict(made).items() if key != "name"}
     model = {key: values.pop(key) for key in _OF_MODEL}
     named = _DEFAULTS | recipe_values(recipe, dataset=dataset.name)
@@ -534,22 +529,6 @@ def make_spec(
         recipe=RecipeSpec(recipe, Settings(written), Settings(changed)),
         seed=seed,
     )
-
-
-def _check_fit(method: Method, recipe: Recipe) -> None:
-    """Refuse a method and a recipe that can't go together."""
-    if method.head is not None and (recipe.head != method.head or recipe.head_scale != 1):
-        raise InputError(
-            f"method {method.loss!r} multiplies the logits itself and needs a {method.head} head "
-            f"of scale 1, since others make training diverge; got head {recipe.head!r} and "
-            f"head_scale {recipe.head_scale:g}. Leave both out, or train 'adaptive', the same "
-            f"margin for a linear head."
-        )
-    if method.drw and method.first_weighted_epoch(recipe.epochs) >= recipe.epochs:
-        raise InputError(
-            f"method {method.part.name!r}: drw would start at epoch {method.drw_start}, but "
-            f"training has {recipe.epochs} epochs; give an earlier start, or leave it out."
-        )
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
@@ -580,7 +559,7 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
 
 
 def unreached_rates(spec: RunSpec) -> str | None:
-    """A warning of learning rates beyond the last epoch, with the overrides that fit; or None.
+    """A warning of learning rates beyond the last epoch, or None.
 
     Such a run is not refused, since a short run to try things out is honest, and nothing is
     scaled, since a recipe's values are what a run's record says.
@@ -588,42 +567,18 @@ def unreached_rates(spec: RunSpec) -> str | None:
     Examples:
         >>> spec = make_spec(
         ...     DataSpec("cifar10-lt"), method="softmax", recipe="paper", seed=0,
-        ...     overrides={"epochs": 100},
+        ...     overrides={"epochs": 170},
         ... )
-        >>> print(unreached_rates(spec).partition(";")[2].strip())
-        for the recipe's course in 100 epochs add --set 'milestones=[[80, 0.1], [90, 0.01]]'.
+        >>> print(unreached_rates(spec))
+        recipe paper: of 170 epochs none comes to milestones at 180; override milestones to fit.
     """
     recipe = Recipe.of(spec)
-    named = RECIPES.get(recipe.name, {})
-    named = named | PER_DATASET.get(recipe.name, {}).get(spec.dataset.name, {})
-    share = recipe.epochs / named.get("epochs", recipe.epochs)
-    told, fitting = [], []
+    beyond = [str(epoch) for epoch, _ in recipe.milestones if epoch >= recipe.epochs]
     if recipe.warmup_epochs >= recipe.epochs:
-        told.append(
-            f"all of the {recipe.epochs} epochs are warm-up (warmup_epochs="
-            f"{recipe.warmup_epochs:g}), so that the learning rate only grows"
-        )
-        scaled = recipe.warmup_epochs * share
-        fits = scaled < recipe.epochs
-        scaled = round(scaled) if recipe.warmup == "epoch" else round(scaled, 2)
-        fitting.append(f"warmup_epochs={scaled if fits else 0:g}")
-    beyond = [epoch for epoch, _ in recipe.milestones if epoch >= recipe.epochs]
-    if beyond:
-        falls = "never falls" if len(beyond) == len(recipe.milestones) else "falls no further"
-        told.append(
-            f"the milestones at {' and '.join(map(str, beyond))} lie beyond the last of "
-            f"{recipe.epochs} epochs, so that the learning rate {falls}"
-        )
-        milestones = [(round(epoch * share), factor) for epoch, factor in recipe.milestones]
-        edges = [0, *(epoch for epoch, _ in milestones), recipe.epochs]
-        if all(one < two for one, two in pairwise(edges)):
-            fitting.append(f"milestones={json.dumps(milestones)}")
-        else:  # they would coincide
-            fitting += ["schedule=cosine", "milestones=[]"]
-    if not told:
+        told, key = f"all {recipe.epochs} epochs are warm-up", "warmup_epochs"
+    elif beyond:
+        told = f"of {recipe.epochs} epochs none comes to milestones at {' and '.join(beyond)}"
+        key = "milestones"
+    else:
         return None
-    typed = " ".join(f"--set '{text}'" if "[" in text else f"--set {text}" for text in fitting)
-    return (
-        f"recipe {recipe.name}: {'; and '.join(told)}; for the recipe's course in "
-        f"{recipe.epochs} epochs add {typed}."
-    )
+    return f"recipe {recipe.name}: {told}; override {key} to fit."

@@ -13,20 +13,17 @@ graph.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import NoReturn, TypeVar
-
-from longtail import _checks
-from longtail._checks import InputError
-
-_checks.require("torch", extra="torch")
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
+
+from longtail import _checks
+from longtail._checks import InputError
 
 _TINY = 1e-12  # keeps a gradient of zero from becoming NaN
 
@@ -76,37 +73,9 @@ class SAM:
         model: nn.Module | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
-        # The class's own: a scheduler puts a method with other arguments in its place.
-        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-        if closure is not None and closure.default is closure.empty:
-            raise InputError(
-                f"SAM: `optimizer` must be able to step() without a closure; got "
-                f"{type(optimizer).__name__}, which computes the loss several times in a step. "
-                f"Take another, such as SGD or AdamW."
-            )
         self.optimizer, self.model, self.scaler = optimizer, model, scaler
-        self._rho = _checks.positive(rho, name="rho")
-        self.perturbation = Perturbation(self._parameters(), rho=self._rho)
-        self._away = False
-
-    @property
-    def rho(self) -> float:
-        """ρ, how far a step looks."""
-        return self._rho
-
-    @rho.setter
-    def rho(self, value: float) -> None:
-        self._rho = _checks.positive(value, name="rho")
-        self.perturbation.rho.fill_(self._rho)
-
-    @property
-    def param_groups(self) -> NoReturn:
-        """Those of the optimiser inside; a GradScaler that is given SAM itself asks for them."""
-        raise AttributeError(  # so that hasattr() says no
-            "SAM has no param_groups: they are those of sam.optimizer. For a GradScaler make it "
-            "SAM(optimizer, scaler=scaler), and call sam.step(closure) in place of "
-            "scaler.step(sam), and scaler.update() after it."
-        )
+        self.rho = _checks.positive(rho, name="rho")
+        self._away: Perturbation | None = None
 
     def step(self, closure: Callable[[], _Loss]) -> _Loss:
         """Take both passes and the step.
@@ -139,34 +108,33 @@ class SAM:
 
     def first_step(self) -> None:
         """After backward() at w: go to w + e, without gradients."""
-        if self._away:
+        if self._away is not None:
             raise InputError(
                 "SAM.first_step: called twice in a row; each step is one batch, gone through "
                 "twice, so gradients of several can't be accumulated this way. If the second pass "
                 "failed, call abandon() to return to where the weights were."
             )
-        self._check_scaler()
-        parameters = self._parameters()
-        if not self.perturbation.fits(parameters):  # added, unfrozen or cast since
-            self.perturbation = Perturbation(parameters, rho=self.rho)
+        # torch has no public word for what a scaler has seen; one that is off has no states.
+        state = getattr(self.scaler, "_per_optimizer_states", {}).get(id(self.optimizer))
+        if state is not None and state["stage"] != OptState.READY:
+            raise InputError(
+                "SAM.first_step: the scaler has been at these gradients already. Call "
+                "scaler.update() after every step, and scaler.unscale_(optimizer) only after the "
+                "second backward(): the first needs none, since only its direction counts."
+            )
+        away = Perturbation(self._parameters(), rho=self.rho)
         # Where scaled gradients overflow, the second pass is at w, and does so too: at weights of
         # NaN it would put NaN into running statistics, which outlive the step that is skipped.
-        self.perturbation.go(may_overflow=self.scaler is not None)
-        self._away = True
+        away.go(may_overflow=self.scaler is not None)
+        self._away = away
         self.zero_grad()
 
     def second_step(self) -> None:
         """After backward() at w + e: return to w and let the optimiser step; clears gradients."""
-        if not self._away:
+        if self._away is None:
             raise InputError("SAM.second_step: first_step must come before it.")
-        if all(p.grad is None for p in self._parameters()):
-            raise InputError(
-                "SAM.second_step: no parameter has a gradient; backward() must be called in both "
-                "passes, so also every time that a closure is called. By hand, call it now, or "
-                "abandon() to give the step up."
-            )
-        self.perturbation.back()
-        self._away = False
+        self._away.back()
+        self._away = None
         if self.scaler is None:
             self.optimizer.step()
         else:
@@ -175,9 +143,9 @@ class SAM:
 
     def abandon(self) -> None:
         """Give a step up: return to w, if away, and forget the gradients."""
-        if self._away:
-            self.perturbation.back()
-            self._away = False
+        if self._away is not None:
+            self._away.back()
+            self._away = None
         self.zero_grad()
 
     def zero_grad(self) -> None:
@@ -188,26 +156,16 @@ class SAM:
         groups = self.optimizer.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
-    def _check_scaler(self) -> None:
-        """Refuse a scaler that believes the gradients to come to be unscaled, or stepped by."""
-        # torch has no public word for it; a scaler that is off has no states.
-        states = getattr(self.scaler, "_per_optimizer_states", {})
-        if id(self.optimizer) in states and states[id(self.optimizer)]["stage"] != OptState.READY:
-            raise InputError(
-                "SAM.first_step: the scaler has been at these gradients already. Call "
-                "scaler.update() after every step, and scaler.unscale_(optimizer) only after the "
-                "second backward(): the first needs none, since only its direction counts."
-            )
-
 
 class Perturbation:
     """Goes from w to w + ρ g/‖g‖ and back to exactly w.
 
     Args:
-        parameters: to move, on one device; their number, shapes and memory formats must stay.
+        parameters: to move, on one device.
         rho: ρ, above 0; or one for each of the networks.
         parts: how many networks the parameters are those of, joined along the first axis as by
-            `models.stacked`; the norm is each network's own.
+            `models.stacked`; the norm is each network's own, and every parameter must then have
+            a gradient.
 
     Examples:
         >>> w = nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -224,26 +182,17 @@ class Perturbation:
     def __init__(
         self, parameters: Iterable[Tensor], *, rho: float | Sequence[float], parts: int = 1
     ) -> None:
-        self.parameters, self.parts = [p for p in parameters if p.requires_grad], parts
-        if not self.parameters:
-            raise InputError("SAM: none of the parameters can have a gradient.")
-        each = rho if isinstance(rho, Sequence) else [rho] * parts
+        self.parameters, self.parts = list(parameters), parts
         first = self.parameters[0]
         dtype = torch.promote_types(first.dtype, torch.float32)
+        each = rho if isinstance(rho, Sequence) else [rho] * parts
         self.rho = torch.tensor(each, dtype=dtype, device=first.device)
-        self.before = [p.detach().clone() for p in self.parameters]
-        self._owner, self._owned = torch.empty(0), list[int]()
-
-    def fits(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether it was made for these, as they are now: copies of another type would round."""
-
-        def kind(tensor: Tensor) -> tuple[object, ...]:
-            return tensor.dtype, tensor.device, tensor.shape
-
-        return len(parameters) == len(self.parameters) and all(
-            p is mine and kind(p) == kind(copy)
-            for p, mine, copy in zip(parameters, self.parameters, self.before, strict=True)
-        )
+        self._before: list[Tensor] = []
+        self._moved: list[Tensor] = []
+        if parts > 1:  # the network that each number belongs to, all parameters end to end
+            network = torch.arange(parts, dtype=torch.int32)
+            owner = [network.repeat_interleave(p.numel() // parts) for p in self.parameters]
+            self._owner = torch.cat(owner).to(first.device)
 
     @torch.no_grad()
     def go(self, *, may_overflow: bool = False) -> None:
@@ -252,10 +201,10 @@ class Perturbation:
         Args:
             may_overflow: gradients that are not finite move nothing, instead of making NaN.
         """
-        moved = [p for p in self.parameters if p.grad is not None]
+        moved = self._moved = [p for p in self.parameters if p.grad is not None]
         if not moved:
             raise InputError("SAM: no parameter has a gradient; call backward() first.")
-        torch._foreach_copy_(self.before, self.parameters)
+        self._before = list(torch._foreach_mul(moved, 1.0))  # copies, in one kernel
         # All gradients end to end: a few large kernels instead of some for each parameter.
         parts = [_in_memory_order(p).reshape(self.parts, -1) for p in moved]
         steps = torch.cat([part.flatten() for part in parts])
@@ -265,7 +214,7 @@ class Perturbation:
             steps *= self.rho / (steps.norm(dtype=exact) + _TINY)
         else:
             scale = self.rho / (torch.cat(parts, 1).norm(dim=1, dtype=exact) + _TINY)
-            steps *= scale.index_select(0, self._owners([part.shape[1] for part in parts]))
+            steps *= scale.index_select(0, self._owner)
         if may_overflow:
             steps.nan_to_num_(nan=0.0)  # an infinite norm made them 0, or 0 · inf
         views = zip(torch.split(steps, [p.numel() for p in moved]), moved, strict=True)
@@ -274,15 +223,8 @@ class Perturbation:
     @torch.no_grad()
     def back(self) -> None:
         """Put the parameters back, to the bit; their gradients stay."""
-        torch._foreach_copy_(self.parameters, self.before)
-
-    def _owners(self, sizes: list[int]) -> Tensor:
-        """The network that each number belongs to, where all parameters stand end to end."""
-        if self._owned != sizes:  # not their sum: other parameters may have gradients than before
-            parts = torch.arange(self.parts, dtype=torch.int32)
-            owner = torch.cat([parts.repeat_interleave(size) for size in sizes])
-            self._owner, self._owned = owner.to(self.parameters[0].device), sizes
-        return self._owner
+        torch._foreach_copy_(self._moved, self._before)
+        self._before, self._moved = [], []
 
 
 def _axes(parameter: Tensor) -> list[int]:
@@ -294,8 +236,7 @@ def _axes(parameter: Tensor) -> list[int]:
 
 def _in_memory_order(parameter: Tensor) -> Tensor:
     """The gradient with its axes as the parameter's lie in memory, so that it needs no copy."""
-    if parameter.grad is None or parameter.grad.layout != torch.strided:
-        raise InputError("SAM: gradients must be dense; a layer with sparse=True has none.")
+    assert parameter.grad is not None
     return parameter.grad.permute(_axes(parameter))
 
 

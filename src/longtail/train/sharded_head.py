@@ -11,19 +11,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from longtail import _checks
-from longtail._checks import InputError
-from longtail.priors import ClassPrior
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from longtail import _checks
+from longtail._checks import InputError
 from longtail.kernels._inputs import check_labels, under_autocast
 from longtail.losses import EqualizedThresholdLoss, PairwiseMarginLoss
+from longtail.priors import ClassPrior
 from longtail.train.class_slices import (
     Rows,
     Slice,
@@ -39,8 +36,7 @@ from longtail.train.sharded_loss import Margins, mean_denominator, slice_losses
 
 __all__ = ["ShardedHead", "full_state_dict", "gather_slices"]
 
-BATCHES = ("replicated", "split")
-INIT_ROWS = 4096  # drawn at once
+_DRAWN = 4096  # rows of the weights at once, at the start
 
 
 class ShardedHead(nn.Module):
@@ -107,39 +103,27 @@ class ShardedHead(nn.Module):
         super().__init__()
         self.in_features = _checks.whole(in_features, name="in_features")
         self.num_classes = _checks.whole(num_classes, name="num_classes")
-        self.batch = _checks.choice(batch, BATCHES, name="batch")
+        self.batch = _checks.choice(batch, ("replicated", "split"), name="batch")
         self.averaging = averaging
         self.mesh = mesh
         self.part = Slice.of_mesh(self.num_classes, mesh)
         if device is None and mesh is not None:
             device = mesh.device_type
-        bound = 1.0 / math.sqrt(self.in_features)  # of nn.Linear
-        rows = self._draw(self.in_features, bound, device, dtype)
-        self.weight = nn.Parameter(as_slice(rows, self.part, mesh))
-        if bias:
-            values = self._draw(None, bound, device, dtype)
-            self.bias = nn.Parameter(as_slice(values, self.part, mesh))
-        else:
-            self.register_parameter("bias", None)
+        here: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(self.sliced(self._draw(self.in_features, **here)))
+        self.bias = nn.Parameter(self.sliced(self._draw(**here))) if bias else None
 
-    def _draw(
-        self,
-        width: int | None,
-        bound: float,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> Tensor:
-        """This process's part of what a single process would draw, from torch's CPU generator."""
-        tail = () if width is None else (width,)
+    def _draw(self, *tail: int, device: Any, dtype: Any) -> Tensor:
+        """This process's part of what `nn.Linear` would draw alone, from torch's CPU generator."""
+        bound = 1.0 / math.sqrt(self.in_features)
         own = torch.empty((self.part.width, *tail), device=device, dtype=dtype)
-        for start in range(0, self.num_classes, INIT_ROWS):
-            stop = min(start + INIT_ROWS, self.num_classes)
+        for start in range(0, self.num_classes, _DRAWN):
+            stop = min(start + _DRAWN, self.num_classes)
             drawn = torch.empty((stop - start, *tail), dtype=dtype).uniform_(-bound, bound)
             first, last = max(start, self.part.start), min(stop, self.part.stop)
             if first < last:
-                own[first - self.part.start : last - self.part.start] = drawn[
-                    first - start : last - start
-                ].to(own.device)
+                to = slice(first - self.part.start, last - self.part.start)
+                own[to] = drawn[first - start : last - start].to(own.device)
         return own
 
     @classmethod
@@ -154,28 +138,17 @@ class ShardedHead(nn.Module):
     ) -> ShardedHead:
         """A head with the weights of a linear layer that every process has whole.
 
-        Args:
-            linear: the same on every process.
-            mesh: as for the class, as the following.
-            batch: see there.
-            averaging: see there.
-            device: where the slice goes; to that of the linear layer by default.
+        The options are those of the class; `device` is that of the layer by default.
 
         Examples:
             >>> linear = nn.Linear(8, 5)
             >>> torch.equal(ShardedHead.from_linear(linear).weight, linear.weight)
             True
         """
-        head = cls(
-            linear.in_features,
-            linear.out_features,
-            mesh=mesh,
-            batch=batch,
-            averaging=averaging,
-            bias=linear.bias is not None,
-            device=linear.weight.device if device is None else device,
-            dtype=linear.weight.dtype,
-        )
+        options: dict[str, Any] = {"mesh": mesh, "batch": batch, "averaging": averaging}
+        options |= {"bias": linear.bias is not None, "dtype": linear.weight.dtype}
+        options["device"] = linear.weight.device if device is None else device
+        head = cls(linear.in_features, linear.out_features, **options)
         head.load_state_dict(linear.state_dict())
         return head
 
@@ -185,7 +158,6 @@ class ShardedHead(nn.Module):
         With `batch="split"` N counts the examples of all processes, in their order. `.to_local()`
         are the own columns, `.full_tensor()` gathers all of them. Without a mesh, plain logits.
         """
-        self._check_features(features)
         whole, rows = self._whole_batch(features)
         if rows is not None:
             whole = whole[rows.places(whole.device)]
@@ -225,8 +197,7 @@ class ShardedHead(nn.Module):
             As the criterion on logits. "mean" and "sum" are the same on every process, and the
             backward pass takes the gradients that come in to be so, too.
         """
-        self._check_features(features)
-        self._check_criterion(criterion, features)
+        self._check_criterion(criterion)
         ignored = criterion.ignore_index
         check_labels(target, len(features), of="features")
         target = target.long()  # in uint8 a comparison with -100 would find 156
@@ -238,9 +209,14 @@ class ShardedHead(nn.Module):
             real[split.places(real.device)] = True
         counted = target != ignored if split is None else (target != ignored) & real
         target = target.masked_fill(~counted, 0)
-        self._check_labels(target, ignored)
 
-        compute, work, out = _types(features)
+        compute = out = features.dtype
+        cast: AbstractContextManager[object] = nullcontext()
+        if under_autocast(features.device):  # logits in its type, all else in float32
+            kind = features.device.type
+            compute, out = torch.get_autocast_dtype(kind), torch.float32
+            cast = torch.autocast(kind, enabled=False)
+        work = torch.promote_types(out, torch.float32)
         weight = None if criterion.weight is None else criterion.weight.to(work)
         negative, alpha = criterion.negative.to(work), criterion.alpha.to(work)
         margins = Margins(
@@ -253,7 +229,7 @@ class ShardedHead(nn.Module):
             criterion.label_smoothing,
         )
         bias = None if self.bias is None else local(self.bias)
-        with _without_autocast(features.device):
+        with cast:
             losses = slice_losses(
                 whole.to(compute), local(self.weight).to(compute), bias, margins, self.part
             )
@@ -279,7 +255,7 @@ class ShardedHead(nn.Module):
         Returns:
             Classes, int64, shape (N,), of this process's own examples with `batch="split"`.
         """
-        return self._top(features, 1, prior, tau)[1].squeeze(1)
+        return self.topk(features, 1, prior=prior, tau=tau)[1].squeeze(1)
 
     @torch.no_grad()
     def topk(
@@ -295,19 +271,8 @@ class ShardedHead(nn.Module):
 
         Returns:
             Logits, adjusted if there is a prior, and classes, shape (N, k) each, falling; equal
-            logits in the order of `torch.topk`.
+            logits in the order of `torch.topk`, or of `torch.max` with k = 1.
         """
-        k = _checks.whole(k, name="k")
-        if k > self.num_classes:
-            raise InputError(
-                f"`k` must be at most the number of classes, {self.num_classes}; got {k}."
-            )
-        return self._top(features, k, prior, tau)
-
-    def _top(
-        self, features: Tensor, k: int, prior: ClassPrior | None, tau: float
-    ) -> tuple[Tensor, Tensor]:
-        self._check_features(features)
         if prior is not None:
             _checks.prior(prior, num_classes=self.num_classes)
         whole, rows = self._whole_batch(features)
@@ -358,15 +323,15 @@ class ShardedHead(nn.Module):
         self, features: Tensor, known: Sequence[int] | None = None
     ) -> tuple[Tensor, Rows | None]:
         """The features of the whole batch, and how the processes' rows lie in it if it is split."""
-        if known is not None and (
-            self.batch != "split"
-            or len(known) != self.part.size
-            or known[self.part.rank] != len(features)
-        ):
+        if features.ndim != 2 or features.shape[1] != self.in_features:
             raise InputError(
-                f"ShardedHead.loss: `rows` must say, with batch='split', how many examples each of "
-                f"the {self.part.size} processes has; got {list(known)} with batch={self.batch!r}, "
-                f"and {len(features)} features in process {self.part.rank}."
+                f"ShardedHead: `features` must have shape (N, {self.in_features}); got "
+                f"{tuple(features.shape)}."
+            )
+        if known is not None and known[self.part.rank] != len(features):
+            raise InputError(
+                f"ShardedHead.loss: `rows` must say how many examples each process has; got "
+                f"{list(known)} with {len(features)} features in process {self.part.rank}."
             )
         if self.batch == "replicated" or self.part.group is None:
             return everywhere(features, self.part), None
@@ -374,57 +339,20 @@ class ShardedHead(nn.Module):
         factor = float(self.part.size) if self.averaging else 1.0
         return all_rows(features, rows, self.part, factor=factor), rows
 
-    def _check_features(self, features: Tensor) -> None:
-        if features.ndim != 2 or features.shape[1] != self.in_features:
+    def _check_criterion(self, criterion: PairwiseMarginLoss) -> None:
+        additive = isinstance(criterion, PairwiseMarginLoss) and criterion.dense is None
+        if not additive or isinstance(criterion, EqualizedThresholdLoss):
             raise InputError(
-                f"ShardedHead: `features` must have shape (N, {self.in_features}); got "
-                f"{tuple(features.shape)}."
+                f"ShardedHead.loss: `criterion` must be a loss of longtail.losses whose margin is "
+                f"additive and that drops no competitors at random; got "
+                f"{type(criterion).__name__}. For plain cross-entropy take SoftmaxLoss."
             )
-
-    def _check_criterion(self, criterion: PairwiseMarginLoss, features: Tensor) -> None:
-        if not isinstance(criterion, PairwiseMarginLoss):
+        if len(criterion.alpha) != self.num_classes:
             raise InputError(
-                f"ShardedHead.loss: `criterion` must be a loss of longtail.losses, such as "
-                f"LogitAdjustedLoss(prior); got {type(criterion).__name__}. For plain "
-                f"cross-entropy take SoftmaxLoss, for a margin PairwiseMarginLoss(margin)."
+                f"ShardedHead.loss: the criterion has {len(criterion.alpha)} classes but the head "
+                f"has {self.num_classes}, over all processes; pass num_classes={self.num_classes} "
+                f"to ClassPrior.from_labels if a class has no examples."
             )
-        name, classes = type(criterion).__name__, len(criterion.alpha)
-        if classes != self.num_classes:
-            raise InputError(
-                f"ShardedHead.loss: the criterion has {classes} classes but the head has "
-                f"{self.num_classes}, over all processes; pass num_classes={self.num_classes} to "
-                f"ClassPrior.from_labels if a class has no examples."
-            )
-        obstacle = None
-        if criterion.dense is not None:
-            obstacle = "its margin is dense, not of the form a_y + b_y'"
-        elif isinstance(criterion, EqualizedThresholdLoss):
-            obstacle = "it drops competitors at random"
-        if obstacle is not None:
-            raise InputError(
-                f"ShardedHead.loss: {name} can't be computed in slices of the classes: {obstacle}."
-            )
-        if criterion.alpha.device != features.device:
-            raise InputError(
-                f"ShardedHead.loss: the criterion's buffers are on {criterion.alpha.device} but "
-                f"the features are on {features.device}; move it once, with "
-                f"criterion.to(features.device)."
-            )
-
-    def _check_labels(self, target: Tensor, ignore_index: int) -> None:
-        """Refuse labels out of range, so that all processes stop together.
-
-        On a GPU we don't wait to look: looking up a class's margin fails on the device, as in
-        torch's own cross-entropy.
-        """
-        if target.device.type != "cpu" or len(target) == 0:
-            return
-        for value in (int(target.min()), int(target.max())):
-            if not 0 <= value < self.num_classes:
-                raise InputError(
-                    f"ShardedHead.loss: `target` must lie in 0 .. {self.num_classes - 1}, but "
-                    f"{value} occurs; labels to leave out must equal ignore_index={ignore_index}."
-                )
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -433,42 +361,12 @@ class ShardedHead(nn.Module):
         cut = dict(state_dict)
         for name, own in self.named_parameters(recurse=False):
             value = cut.get(prefix + name)
-            if value is None:
-                continue
-            caller = f"ShardedHead.load_state_dict: `{prefix}{name}`"
-            if isinstance(value, DTensor):
-                if value.shape == own.shape and value.device_mesh != self.mesh:
-                    raise InputError(
-                        f"{caller} is in {value.device_mesh.size()} slices of another mesh, but "
-                        f"the head is in {self.part.size}; gather it with full_state_dict before "
-                        f"saving, or load with torch.distributed.checkpoint, which cuts anew."
-                    )
-            elif value.shape == own.shape:
+            if value is not None and value.shape == own.shape and not isinstance(value, DTensor):
                 mine = value[self.part.start : self.part.stop].to(own.device)
                 cut[prefix + name] = as_slice(mine, self.part, self.mesh)
-            else:
-                raise InputError(
-                    f"{caller} has shape {tuple(value.shape)} but must have {tuple(own.shape)}, "
-                    f"the whole layer's; a single process's slice does not do, since the number of "
-                    f"processes may be another: save what full_state_dict gathers."
-                )
         super()._load_from_state_dict(cut, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Widths, slices and how it is fed, for printing."""
-        bias = "" if self.bias is not None else ", bias=False"
-        return (
-            f"in_features={self.in_features}, num_classes={self.num_classes}, "
-            f"slices={self.part.size}, batch={self.batch!r}{bias}"
-        )
-
-
-def _types(features: Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """The types of the logits, of the arithmetic on them, and of the loss."""
-    if under_autocast(features.device):
-        return torch.get_autocast_dtype(features.device.type), torch.float32, torch.float32
-    return features.dtype, torch.promote_types(features.dtype, torch.float32), features.dtype
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    return torch.autocast(device.type, enabled=False) if under_autocast(device) else nullcontext()
+        widths = f"in_features={self.in_features}, num_classes={self.num_classes}"
+        return f"{widths}, slices={self.part.size}, batch={self.batch!r}"

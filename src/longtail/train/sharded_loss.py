@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor
@@ -61,7 +58,7 @@ class Margins(NamedTuple):
 def slice_losses(
     features: Tensor, weight: Tensor, bias: Tensor | None, margins: Margins, part: Slice
 ) -> Tensor:
-    """The loss of every example, the same on every process.
+    """The loss of every example, the same on every process; zero where not counted.
 
     The gradient that comes back for the features is this process's part of it, yet to be added
     up over the processes; those of weight and bias are whole.
@@ -72,9 +69,6 @@ def slice_losses(
         bias: this process's, shape (width,), or None.
         margins: see there.
         part: this process's classes.
-
-    Returns:
-        Shape (N,), zero where not counted, in the margins' type.
     """
     function = _Smoothed if margins.epsilon > 0.0 else _Plain
     return function.apply(features, weight, bias, margins, part)  # type: ignore[no-any-return, no-untyped-call]
@@ -128,31 +122,28 @@ def _swap(values: Tensor, index: Tensor, where: Tensor, new: Tensor | float) -> 
     return old
 
 
-class _SliceFunction(torch.autograd.Function):
-    """Shared by both kinds of loss: saving, and logits that one backward pass overwrites."""
-
-    @staticmethod
-    def keep(ctx: Any, scores: _Scores, *args: Any) -> None:
-        features, weight, bias, ctx.margins, ctx.part = args
-        ctx.save_for_backward(features, weight, bias)
-        ctx.scores = scores if any(ctx.needs_input_grad[:3]) else None
-
-    @staticmethod
-    def take(ctx: Any) -> tuple[_Scores, Tensor, Tensor, Tensor | None]:
-        """The scores, whose logits may be overwritten; computed again the second time."""
-        refuse_second_derivative(
-            "ShardedHead.loss",
-            "compute the logits with a whole nn.Linear, and their loss with the criterion itself,",
-        )
-        features, weight, bias = ctx.saved_tensors
-        scores, ctx.scores = ctx.scores, None
-        if scores is None:
-            scores = _Scores(features, weight, bias, ctx.margins, ctx.part)
-        total = None if bias is None else torch.zeros_like(bias, dtype=scores.dtype)
-        return scores, features, weight, total
+def _keep(ctx: Any, scores: _Scores, *args: Any) -> None:
+    """Save what a backward pass takes."""
+    features, weight, bias, ctx.margins, ctx.part = args
+    ctx.save_for_backward(features, weight, bias)
+    ctx.scores = scores if any(ctx.needs_input_grad[:3]) else None
 
 
-class _Plain(_SliceFunction):
+def _taken(ctx: Any) -> tuple[_Scores, Tensor, Tensor, Tensor | None]:
+    """The scores, whose logits may be overwritten; computed again the second time."""
+    refuse_second_derivative(
+        "ShardedHead.loss",
+        "compute the logits with a whole nn.Linear, and their loss with the criterion itself,",
+    )
+    features, weight, bias = ctx.saved_tensors
+    scores, ctx.scores = ctx.scores, None
+    if scores is None:
+        scores = _Scores(features, weight, bias, ctx.margins, ctx.part)
+    total = None if bias is None else torch.zeros_like(bias, dtype=scores.dtype)
+    return scores, features, weight, total
+
+
+class _Plain(torch.autograd.Function):
     """Class-index targets: one y per example."""
 
     @staticmethod
@@ -175,13 +166,13 @@ class _Plain(_SliceFunction):
         rest, own = every[:, 0].logsumexp(0), every[:, 1].sum(0)
         odds = rest - own + margins.shift.gather(0, margins.target)
         strength = margins.strength.gather(0, margins.target) * margins.counted
-        _Plain.keep(ctx, scores, *args)
+        _keep(ctx, scores, *args)
         ctx.rest, ctx.slope = rest, strength * odds.sigmoid()
         return strength * F.softplus(odds, threshold=40.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scores, features, weight, bias_grad = _Plain.take(ctx)
+        scores, features, weight, bias_grad = _taken(ctx)
         factor = ctx.margins.counted_only(ctx.margins.scale * ctx.slope * grads[0])
         for rows, z in scores.blocks():
             share = z.sub_(ctx.rest[rows].unsqueeze(1)).exp_()
@@ -193,7 +184,7 @@ class _Plain(_SliceFunction):
         return *scores.gradients(features, weight, bias_grad, ctx.needs_input_grad), None, None
 
 
-class _Smoothed(_SliceFunction):
+class _Smoothed(torch.autograd.Function):
     """Label smoothing: Σ_c q_c α_c ℓ(c, f) over every class c, each with its own margin.
 
     With T = log Σ_j e^{z_j} and p = e^{z − T}, R_c = T + log(1 − p_c), which is safe for all
@@ -222,30 +213,31 @@ class _Smoothed(_SliceFunction):
         rest = torch.cat([every[:, 1], losers]).logsumexp(0)
         total = torch.logaddexp(rest, top.squeeze(0))
         leads = (winner == part.rank).t() & (part.width > 0)
-        ctx.terms = _Terms(scores, margins, part, rest, total, place, leads)
+        where = scores.mine, scores.index, place, leads
+        ctx.terms, ctx.where = partial(_terms, where, margins, part, rest, total), (place, leads)
 
         sums = torch.zeros((3, count), dtype=scores.dtype, device=device)
         for rows, z in scores.blocks():
-            _, odds, coefficient, h = ctx.terms.of(rows, z)
+            _, odds, coefficient, h = ctx.terms(rows, z)
             sums[0, rows] = (coefficient * F.softplus(odds, threshold=40.0)).sum(1)
             largest = _swap(h, place[rows], leads[rows], 0.0)
             sums[1, rows] = h.sum(1)
             sums[2, rows] = (largest * leads[rows]).squeeze(1)
         sums = part.sum(sums)
         ctx.others, ctx.largest = sums[1], sums[2]
-        _Smoothed.keep(ctx, scores, *args)
+        _keep(ctx, scores, *args)
         return sums[0] * margins.counted
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scores, features, weight, bias_grad = _Smoothed.take(ctx)
-        terms = ctx.terms
+        scores, features, weight, bias_grad = _taken(ctx)
+        terms, (place, leads) = ctx.terms, ctx.where
         factor = ctx.margins.counted_only(ctx.margins.scale * grads[0])
         for rows, z in scores.blocks():
-            share, odds, coefficient, h = terms.of(rows, z)
+            share, odds, coefficient, h = terms(rows, z)
             others, largest = ctx.others[rows].unsqueeze(1), ctx.largest[rows].unsqueeze(1)
             h = others + largest - h
-            _swap(h, terms.place[rows], terms.leads[rows], others)
+            _swap(h, place[rows], leads[rows], others)
             grad = share.mul_(h).sub_(coefficient * odds.sigmoid()).mul_(factor[rows])
             if bias_grad is not None:
                 bias_grad += grad.sum(0)
@@ -253,39 +245,27 @@ class _Smoothed(_SliceFunction):
         return *scores.gradients(features, weight, bias_grad, ctx.needs_input_grad), None, None
 
 
-class _Terms:
-    """Per example and class of this process: p, R − t, k and h of `_Smoothed`."""
-
-    def __init__(
-        self,
-        scores: _Scores,
-        margins: Margins,
-        part: Slice,
-        rest: Tensor,
-        total: Tensor,
-        place: Tensor,
-        leads: Tensor,
-    ) -> None:
-        own = slice(part.start, part.stop)
-        self.mine, self.index = scores.mine, scores.index
-        self.shift, self.strength = margins.shift[own], margins.strength[own]
-        self.uniform = margins.epsilon / part.num_classes
-        self.sharp = 1.0 - margins.epsilon
-        self.rest, self.total = rest.unsqueeze(1), total.unsqueeze(1)
-        self.place, self.leads = place, leads
-
-    def of(self, rows: slice, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Those of some rows, whose scores are z; shape of z each."""
-        total = self.total[rows]
-        share = (z - total).exp()
-        free = torch.log1p(-share)  # log(1 − p)
-        _swap(free, self.place[rows], self.leads[rows], self.rest[rows] - total)
-        odds = total + free - z + self.shift
-        coefficient = (self.uniform * self.strength).repeat(len(z), 1)
-        own = self.sharp * self.strength[self.index[rows]] * self.mine[rows]
-        coefficient.scatter_add_(1, self.index[rows], own)
-        h = coefficient * (F.logsigmoid(odds) - free).exp()
-        return share, odds, coefficient, h
+def _terms(
+    where: tuple[Tensor, Tensor, Tensor, Tensor],
+    margins: Margins,
+    part: Slice,
+    rest: Tensor,
+    total: Tensor,
+    rows: slice,
+    z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Per example of some rows and class of this process: p, R − t, k and h of `_Smoothed`."""
+    mine, index, place, leads = (value[rows] for value in where)
+    own, total = slice(part.start, part.stop), total[rows].unsqueeze(1)
+    share = (z - total).exp()
+    free = torch.log1p(-share)  # log(1 − p)
+    _swap(free, place, leads, rest[rows].unsqueeze(1) - total)
+    odds = total + free - z + margins.shift[own]
+    strength = margins.strength[own]
+    coefficient = (margins.epsilon / part.num_classes * strength).repeat(len(z), 1)
+    coefficient.scatter_add_(1, index, (1.0 - margins.epsilon) * strength[index] * mine)
+    h = coefficient * (F.logsigmoid(odds) - free).exp()
+    return share, odds, coefficient, h
 
 
 def mean_denominator(margins: Margins, weight: Tensor | None) -> Tensor:

@@ -6,36 +6,31 @@ of losses are divided by the weight of the whole batch, whoever holds how much o
 norm sees the parts.
 
 Images come as bytes from worker processes (`data.streaming`), are copied to the device while it
-works on the step before, and are normalised there. The last layer is whole in every process
-(`WholeClassifier`), whole with a loss from some classes that are drawn (`SampledClassifier`), or
-cut over the processes (`sharded`).
+works on the step before, and are normalised there. The last layer is whole in every process, with
+a loss from all classes or from some that are drawn, or cut over the processes (`sharded`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from longtail import margins
+from longtail import _checks, margins
 from longtail._checks import InputError, IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.streaming import Batch, ImageStream, evaluation_stream, planned_stream
 from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
+from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World, lost_neighbors
-from longtail.train.loop import begin_epoch, make_criteria, new_network, training_state
+from longtail.train.loop import autocast, begin_epoch, make_criteria, new_network, training_state
 from longtail.train.optimizers import make_optimizer, set_rate
 from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
@@ -43,11 +38,9 @@ from longtail.train.recipe import Recipe
 _PIECE = 64  # images a worker decodes at a time: few, so that an epoch begins soon
 EVALUATED = 128  # images at a time where no gradients are kept
 
-# What a recipe may say about photographs. Any other value off its default would do nothing.
-_HEEDED = {"name", "model", "epochs", "batch_size", "optimizer", "lr", "momentum"}
-_HEEDED |= {"weight_decay", "warmup_epochs", "schedule", "milestones", "mean", "std", "warmup"}
-_HEEDED |= {"decay", "drop_last", "flip", "head", "head_scale", "image_size", "classifier"}
-_HEEDED |= {"sampled_classes"}
+# Values of a recipe that do nothing to photographs from disk.
+_IN_MEMORY = {"crop_padding", "crop_fill", "image_seed", "trivial_augment", "cutout", "cutmix"}
+_IN_MEMORY |= {"mixup", "mixup_alpha", "mix_partner", "sam_rho", "ema_decay", "distill_weight"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ def check_recipe(recipe: Recipe) -> None:
             f"override image_size (and crop_padding=0)."
         )
     for entry in fields(Recipe):
-        if entry.name not in _HEEDED and getattr(recipe, entry.name) != entry.default:
+        if entry.name in _IN_MEMORY and getattr(recipe, entry.name) != entry.default:
             raise InputError(
                 f"recipe {recipe.name!r}: `{entry.name}` is for images in memory and would do "
                 f"nothing to photographs from disk; leave it at {entry.default!r}."
@@ -102,144 +95,64 @@ class Part(NamedTuple):
         images: uint8, shape (images, 3, size, size), channels last.
         labels: shape (images,).
         counts: 1, or 0 for images that only fill up.
-        number: which of the process's parts of the step it is.
     """
 
     images: Tensor
     labels: Tensor
     counts: float
-    number: int
 
 
-class PixelsToLogits(nn.Module):
-    """A network that normalises bytes on the device; logits in float32.
+class PixelNetwork(nn.Module):
+    """A network that normalises bytes on the device.
 
     Args:
         model: the network, with `features` and `fc`.
         recipe: for the normalisation.
         precision: ``float32`` or ``bfloat16``, of the features.
         device: where it lives.
+        loss: of features, classifier weights and labels; None for logits.
     """
 
     mean: Tensor
     std: Tensor
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, *, precision: str, device: torch.device
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        *,
+        device: torch.device,
+        precision: str = "float32",
+        loss: SampledSoftmaxLoss | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.kind, self.low = model, device.type, precision == "bfloat16"
+        self.model, self.device, self.precision, self.loss = model, device, precision, loss
         for name in ("mean", "std"):
-            values = torch.tensor(getattr(recipe, name), device=device).view(-1, 1, 1)
+            values = torch.tensor(getattr(recipe, name), device=device)
             self.register_buffer(name, values, persistent=False)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Shape (images, num_classes); pixels uint8 (images, 3, size, size), channels last."""
-        return self.model.fc(self.features(pixels))  # type: ignore[operator, no-any-return]
-
-    def features(self, pixels: Tensor) -> Tensor:
-        """The input of the last layer, in float32, shape (images, width)."""
-        images = (pixels.float() / 255 - self.mean) / self.std
-        with torch.autocast(self.kind, torch.bfloat16, enabled=self.low):
-            features: Tensor = self.model.features(images)  # type: ignore[operator]
-        return features.float()
-
-
-class PixelsToLoss(PixelsToLogits):
-    """The same up to the sum of the losses from some classes, in float32.
-
-    Args:
-        model: see `PixelsToLogits`, as what follows `loss`.
-        loss: of features, classifier weights and labels.
-        recipe: see there.
-        precision: see there.
-        device: see there.
-    """
-
-    def __init__(
-        self, model: nn.Module, loss: SampledSoftmaxLoss, recipe: Recipe, **how: Any
-    ) -> None:
-        super().__init__(model, recipe, **how)
-        self.loss = loss
-
-    def forward(self, pixels: Tensor, labels: Tensor, sampled: Tensor) -> Tensor:  # type: ignore[override]
-        """A scalar; pixels as for `PixelsToLogits`, labels (images,), sampled (negatives,)."""
-        fc: Any = self.model.fc
-        return cast(
-            Tensor,
-            self.loss(self.features(pixels), fc.weight, labels, bias=fc.bias, sampled=sampled),
-        )
-
-
-class WholeClassifier:
-    """The last layer whole in every process, and the loss from all logits."""
-
-    def __init__(self, training: StreamedTraining) -> None:
-        self.training = training
-
-    def place(self, model: nn.Module) -> nn.Module:
-        """The network on the training's device."""
-        return model.to(self.training.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-    def module(self) -> nn.Module:
-        """What a step calls, its parameters whole in every process."""
-        one = self.training
-        return PixelsToLogits(one.model, one.recipe, precision=one.precision, device=one.device)
-
-    def draw(self, size: int) -> Tensor | None:
-        """What the loss draws for a step: competitors that drop out, over the global batch."""
-        one = self.training
-        if not isinstance(one.criterion, EqualizedThresholdLoss):
-            return None
-        return one.criterion.draw(torch.empty(size, one.data.num_classes, device=one.device))
-
-    def sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
-        """This process's part of the sum of losses; those of all processes add up to the sum.
+    def forward(
+        self, pixels: Tensor, labels: Tensor | None = None, sampled: Tensor | None = None
+    ) -> Tensor:
+        """Logits in float32, shape (images, num_classes), or the sum of the losses.
 
         Args:
-            part: the images.
-            drawn: from `draw`.
-            place: of the part's first image in the global batch.
+            pixels: uint8, shape (images, 3, size, size), channels last.
+            labels: for the loss, shape (images,).
+            sampled: the classes that it compares with.
         """
-        one = self.training
-        own = {} if drawn is None else {"dropped": drawn[place : place + len(part.labels)]}
-        return part.counts * cast(Tensor, one.criterion(one.call(part.images), part.labels, **own))
-
-
-class SampledClassifier(WholeClassifier):
-    """The last layer whole in every process, and the loss from some classes: sampled softmax.
-
-    The negatives are drawn from the training set's prior with the run's own numbers, once for
-    each global batch: the same in every process, whatever its share and its parts. The network is
-    judged by all its logits.
-    """
-
-    def module(self) -> nn.Module:
-        """What a step calls: from bytes to the loss."""
-        one = self.training
-        planner, method = one.planner, one.planner.method
-        self.loss = SampledSoftmaxLoss(
-            planner.prior,
-            num_sampled=one.recipe.sampled_classes,
-            margin=margins.by_name(method.loss, planner.prior, **method.settings),
-            reduction="sum",
-            generator=one.generators[0],
-        ).to(one.device)
-        self.loss.class_weight = one.criterion.weight  # the tensor that an epoch's go into
-        how: dict[str, Any] = {"precision": one.precision, "device": one.device}
-        return PixelsToLoss(one.model, self.loss, one.recipe, **how)
-
-    def draw(self, size: int) -> Tensor:
-        """The negatives of a step, shape (sampled_classes,)."""
-        return self.loss.draw()
-
-    def sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
-        """As `WholeClassifier.sum`."""
-        return part.counts * cast(Tensor, self.training.call(part.images, part.labels, drawn))
+        images = normalize(pixels, mean=self.mean, std=self.std, pixel_range=255)
+        with autocast(self.precision, self.device):
+            features = self.model.features(images)  # type: ignore[operator]
+        fc: Any = self.model.fc
+        if self.loss is None:
+            return cast(Tensor, fc(features.float()))
+        loss = self.loss(features.float(), fc.weight, labels, bias=fc.bias, sampled=sampled)
+        return cast(Tensor, loss)
 
 
 class StreamedTraining:
-    """A run whose images come from disk.
+    """A run whose images come from disk; it steps as `loop.Training` does.
 
     Args:
         planner: of the run.
@@ -270,23 +183,29 @@ class StreamedTraining:
         how: Streaming | None = None,
     ) -> None:
         recipe = self.recipe = planner.recipe
-        check_recipe(recipe)
         self.planner, self.data, self.world, self.how = planner, data, world, how or Streaming()
-        self.device, self.precision = torch.device(device), precision
-        self.batch_sizes, self.skipped = planner.batch_sizes, 0
+        self.device, self.batch_sizes, self.skipped = torch.device(device), planner.batch_sizes, 0
         on_gpu = self.device.type == "cuda"
-        kind: type[WholeClassifier] = WholeClassifier
-        if recipe.classifier == "sharded":
-            from longtail.train.sharded import ShardedClassifier as kind
-        elif recipe.sampled_classes:
-            kind = SampledClassifier
-        self.classifier = kind(self)
-        self.model = self.classifier.place(new_network(recipe, data, seed=planner.seed))
         self.criteria, self.generators = make_criteria([planner], self.device)
         self.criterion = self.criteria[0]
         self.criterion.reduction = "sum"
+        self.sampled, self.sharded = None, recipe.classifier == "sharded"
+        network = trunk = new_network(recipe, data, seed=planner.seed)
+        if self.sharded:
+            from longtail.train.sharded import shard, without_head
+
+            network = shard(network, world, self.device)
+            trunk = without_head(network)  # what a step calls is whole in every process
+        else:
+            network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if recipe.sampled_classes:
+            self.sampled = self._sampled_loss()
+        self.model = network
+        module = PixelNetwork(
+            trunk, recipe, precision=precision, device=self.device, loss=self.sampled
+        )
         self.optimizer = make_optimizer(self.model, recipe, self.device)
-        self._averaged = world.average_gradients(self.classifier.module())
+        self._averaged = world.average_gradients(module)
         self.call: Any = self._averaged
         if on_gpu if self.how.compile is None else self.how.compile:
             torch.compiler.reset()  # after some networks in one process torch would stop compiling
@@ -305,10 +224,27 @@ class StreamedTraining:
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.losses = torch.zeros(len(self.batch_sizes), dtype=torch.float64, device=self.device)
         self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._planned: tuple[int, EpochPlan | None] = (-1, None)
+        self._planned, self.plans = -1, list[EpochPlan]()
         self.at = 0  # the step that comes next
         self._parts: list[Part] = []
         self._waiting: list[Part] = []
+
+    def _sampled_loss(self) -> SampledSoftmaxLoss:
+        """The loss from some classes, drawn from the training set's prior by the run's numbers.
+
+        They are drawn once for each global batch: the same in every process, whatever its share
+        and its parts. The network is judged by all its logits.
+        """
+        planner, method = self.planner, self.planner.method
+        loss = SampledSoftmaxLoss(
+            planner.prior,
+            num_sampled=self.recipe.sampled_classes,
+            margin=margins.by_name(method.loss, planner.prior, **method.settings),
+            reduction="sum",
+            generator=self.generators[0],
+        ).to(self.device)
+        loss.class_weight = self.criterion.weight  # the tensor that an epoch's go into
+        return loss
 
     def __len__(self) -> int:
         return 1
@@ -316,22 +252,19 @@ class StreamedTraining:
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
         self.look_ahead(epoch)
-        plan = self._planned[1]
-        assert plan is not None
-        self.plans = [plan]
-        self.rates.copy_(plan.rates)
+        self.rates.copy_(self.plans[0].rates)
         begin_epoch([self.planner], self.plans, self.criteria, self.generators, epoch)
         self.number.zero_()
         self.losses.zero_()
         self.model.train()
         self._left_out = self.stream.skipped.total()
-        self._read(epoch, plan.rows.numpy())
+        self._read(epoch, self.plans[0].images.rows.numpy())
         self._waiting = self._fetch(0)
 
     def look_ahead(self, epoch: int) -> None:
         """Make an epoch's plan; crops are drawn where images are decoded."""
-        if self._planned[0] != epoch:
-            self._planned = epoch, self.planner.plan(epoch)
+        if self._planned != epoch:
+            self._planned, self.plans = epoch, [self.planner.plan(epoch)]
 
     def prepare(self, number: int) -> None:
         """Before step `number`: take what was fetched for it."""
@@ -347,11 +280,11 @@ class StreamedTraining:
         """One step on this process's part of the next `size` examples."""
         self.optimizer.zero_grad(set_to_none=True)
         total = self.world.sum_(torch.stack([self._weight(part) for part in self._parts]).sum())
-        drawn, place = self.classifier.draw(size), self.world.share(size).start
+        drawn, place = self._draw(size), self.world.share(size).start
         for number, part in enumerate(self._parts):
             last = number + 1 == len(self._parts)
             with lost_neighbors(), self._unsent(last):
-                loss = self.classifier.sum(part, drawn, place) / total
+                loss = self._sum(part, number, drawn, place) / total
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self.at] += loss.detach()
@@ -362,6 +295,41 @@ class StreamedTraining:
         self.number += 1
         self._parts = []
         self._waiting = self._fetch(self.at + 1)  # while the device works
+
+    def _draw(self, size: int) -> Tensor | None:
+        """What the loss draws for a step, over the global batch."""
+        if self.sampled is not None:
+            return self.sampled.draw()
+        if isinstance(self.criterion, EqualizedThresholdLoss):
+            like = torch.empty(size, self.data.num_classes, device=self.device)
+            return self.criterion.draw(like)
+        return None
+
+    def _sum(self, part: Part, number: int, drawn: Tensor | None, place: int) -> Tensor:
+        """This process's part of the sum of losses; those of all processes add up to the sum.
+
+        `number` counts the process's parts of the step, `place` the images of the global batch.
+        """
+        images, labels, counts = part
+        if self.sharded:  # each process knows the sum of all, and takes an equal share of it
+            if not counts:
+                labels = torch.full_like(labels, self.criterion.ignore_index)
+            rows = self._rows_of(number)
+            fc: Any = self.model.fc
+            whole = fc.loss(self.call(images), labels, self.criterion, rows=rows)
+            return cast(Tensor, whole / self.world.count)
+        if self.sampled is not None:
+            return counts * cast(Tensor, self.call(images, labels, drawn))
+        own = {} if drawn is None else {"dropped": drawn[place : place + len(labels)]}
+        return counts * cast(Tensor, self.criterion(self.call(images), labels, **own))
+
+    def _rows_of(self, number: int) -> list[int] | None:
+        """How many examples each process has in a part of the step, if that is known already."""
+        if self.how.on_error == "skip":
+            return None
+        size, everyone = self.batch_sizes[self.at], range(self.world.count)
+        worlds = [replace(self.world, rank=rank) for rank in everyone]
+        return [len(self._places(0, size, other)[number]) for other in worlds]
 
     def _unsent(self, last: bool) -> AbstractContextManager[object]:
         """Gradients stay here until the last part of a step has added its own."""
@@ -383,21 +351,16 @@ class StreamedTraining:
         batches: list[tuple[IntArray, IntArray]] = []
         first = 0
         for size in self.batch_sizes:
-            pieces = [_evenly(part, _PIECE) for part in self.parts_of(first, size, self.world)]
+            parts = self._places(first, size, self.world)
+            pieces = [np.array_split(part, -(-len(part) // _PIECE)) for part in parts]
             self._layout.append([len(of_part) for of_part in pieces])
             batches += [(rows[piece], piece) for of_part in pieces for piece in of_part]
             first += size
         self.stream.set_plan(epoch, batches)
         self._batches = iter(self.stream)
 
-    def parts_of(self, first: int, size: int, world: World) -> list[IntArray]:
-        """The places in the epoch that a process takes of a batch, a micro-batch at a time.
-
-        Args:
-            first: place of the batch's first example.
-            size: of the batch.
-            world: the process.
-        """
+    def _places(self, first: int, size: int, world: World) -> list[IntArray]:
+        """The places in the epoch that a process takes of a batch, a micro-batch at a time."""
         mine = world.share(size)
         places = first + np.arange(mine.start, mine.stop)
         # As many parts in every process as the largest share needs. A part without images looks
@@ -415,7 +378,7 @@ class StreamedTraining:
             counts = float(at < share.stop - share.start)  # images lie in the first parts
             got = [next(self._batches) for _ in range(pieces)]
             with nullcontext() if self._copies is None else torch.cuda.stream(self._copies):
-                found.append(Part(*_copied(got, self.device), counts, at))
+                found.append(Part(*_copied(got, self.device), counts))
         return found
 
     def mean_losses(self) -> list[float]:
@@ -446,35 +409,29 @@ class StreamedTraining:
         return self._whole(network.state_dict())
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.recipe.classifier != "sharded":
+        if not self.sharded:
             return tensors
-        from longtail.train.sharded import gathered
+        from longtail.train.class_slices import gather_all
 
-        return gathered(tensors)
+        with lost_neighbors():
+            return gather_all(tensors)
 
     def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's tensors in place; the first process has them, for everyone."""
-        sliced = {}
         for name, value in self.state().items():
             if hasattr(value, "to_local"):  # a DTensor
-                sliced[name] = value
+                from longtail.train.class_slices import scatter_slices
+
+                with lost_neighbors():
+                    scatter_slices(value, tensors.get(name))
                 continue
             if self.world.first:
                 value.copy_(tensors[name])
-            self.world.send_([value])
-        if sliced:
-            from longtail.train.sharded import scatter
-
-            scatter(sliced, tensors if self.world.first else None)
+            self.world.send_(value)
 
     def network(self, member: int = 0) -> nn.Module:
         """The network with its weights as they are now."""
         return self.model
-
-
-def _evenly(places: IntArray, most: int) -> list[IntArray]:
-    """As few parts as there can be with so many places at most, none much smaller than others."""
-    return np.array_split(places, -(-len(places) // most))
 
 
 def _copied(pieces: list[Batch], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -505,21 +462,14 @@ def stream_logits(
 ) -> NDArray[Any] | None:
     """The network's logits on the centres of images, in float32; each image in one process.
 
-    Args:
-        model: on this process's device.
-        data: the examples.
-        recipe: for the crop and the normalisation.
-        world: the processes that share the examples.
-        how: see `Streaming`.
-
     Returns:
         Shape (examples, num_classes), in the order of the data, on the first process; None on
         the others.
     """
     device = next(model.parameters()).device
-    stream = centres(data, recipe, device=device, world=world, how=how)
-    network = PixelsToLogits(model, recipe, precision="float32", device=device)
+    network = PixelNetwork(model, recipe, device=device)
     with judging(model):
+        stream = centres(data, recipe, device=device, world=world, how=how)
         found = [network(batch.images.to(device, non_blocking=True)) for batch in stream]
         rows = torch.cat([torch.zeros(0, data.num_classes, device=device), *found])
     return world.gather(rows, len(data))
@@ -535,7 +485,6 @@ def centres(
 ) -> ImageStream:
     """The centres of this process's images, every `count`-th from its rank on, for evaluation."""
     how = how or Streaming()
-    check_recipe(recipe)
     return evaluation_stream(
         data,
         batch_size=EVALUATED,

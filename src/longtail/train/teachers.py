@@ -14,12 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor, nn
 
@@ -37,7 +31,6 @@ from longtail.train.recipe import Recipe
 
 SAVED = "teacher_logits"  # the setting of a student that learns from saved logits
 SPLIT = "train"  # the split of a run that holds its logits on the training images
-PINNED = "teachers.json"
 
 
 def with_teachers(spec: RunSpec, teachers: Iterable[Run | str], *, saved: bool = False) -> RunSpec:
@@ -88,29 +81,18 @@ class TeacherPool:
         root: Path | str,
         given: Sequence[Run] = (),
     ) -> None:
-        elsewhere = {run.name: run for run in given}
-        wanted = {name for spec in specs for name in names_of(spec)}
-        idle = sorted(set(elsewhere) - wanted)
-        if specs and idle:
-            raise InputError(
-                f"train: {elsewhere[idle[0]].folder} is given as a teacher, but no run names it."
-            )
-        self._runs: dict[str, Run] = {}
+        self._runs = {run.name: run for run in given}
+        self._ready: dict[tuple[object, ...], Teachers | Tensor] = {}
         for spec in specs:
             for name in names_of(spec):
                 if name not in self._runs:
-                    if name not in elsewhere and not (Path(root) / name).exists():
+                    if not (Path(root) / name).exists():
                         raise RunError(
                             f"train: {spec.folder.as_posix()} learns from {name}, which is not in "
                             f"{root}; say where all its teachers are: --teachers RUN..."
                         )
-                    self._runs[name] = elsewhere.get(name) or Run.open(Path(root) / name)
+                    self._runs[name] = Run.open(Path(root) / name)
                 check_teacher(self._runs[name], spec, images)
-        self._ready: dict[tuple[object, ...], Teachers | Tensor] = {}
-
-    def of(self, spec: RunSpec) -> list[Run]:
-        """A student's teachers, in the order of their names."""
-        return [self._runs[name] for name in names_of(spec)]
 
     def pin(self, folder: Path, spec: RunSpec) -> None:
         """Record in a student's folder which weights teach it, or hold it to those there.
@@ -121,8 +103,8 @@ class TeacherPool:
         if not names_of(spec):
             return
         what = logits_file(SPLIT) if by_saved_logits(spec) else MODEL
-        weights = {run.name: str(run.record["files"][what]) for run in self.of(spec)}
-        path = folder / PINNED
+        weights = {name: str(self._runs[name].record["files"][what]) for name in names_of(spec)}
+        path = folder / "teachers.json"
         if not path.exists():
             files.write_json(path, weights)
         elif files.read_json(path) != weights:
@@ -134,82 +116,56 @@ class TeacherPool:
     def ready(
         self, spec: RunSpec, recipe: Recipe, data: Resident, device: torch.device
     ) -> Teachers | Tensor | None:
-        """A student's teachers on the device, which students with the same ones share.
-
-        Returns:
-            The teachers, their saved logits of shape (examples, num_classes), or None.
-        """
+        """A student's teachers on the device, or their saved logits; None without any."""
         if not names_of(spec):
             return None
         key = (names_of(spec), by_saved_logits(spec), recipe.mean, recipe.std)
         if key not in self._ready:
-            runs = self.of(spec)
-            self._ready[key] = (
-                torch.from_numpy(_saved_logits(runs)).to(device)
-                if by_saved_logits(spec)
-                else Teachers(runs, recipe, data, device=device)
-            )
+            runs = [self._runs[name] for name in names_of(spec)]
+            if by_saved_logits(spec):
+                one = len(runs) == 1
+                found = (
+                    scaled_logits(runs[0], split=SPLIT) if one else mean_logits(runs, split=SPLIT)
+                )
+                self._ready[key] = torch.from_numpy(np.array(found.logits, np.float32)).to(device)
+            else:
+                self._ready[key] = Teachers(runs, recipe, data, device=device)
         return self._ready[key]
 
 
-def _saved_logits(runs: Sequence[Run]) -> NDArray[np.float32]:
-    """The mean of the teachers' saved logits, shape (examples, num_classes)."""
-    if len(runs) == 1:
-        return np.array(scaled_logits(runs[0], split=SPLIT).logits, dtype=np.float32)
-    return np.asarray(mean_logits(runs, split=SPLIT).logits, dtype=np.float32)
-
-
 def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -> None:
-    """Refuse a teacher that can't teach, or that has seen what it must not have.
-
-    Args:
-        run: the teacher, finished.
-        student: whose teacher it is to be.
-        images: the student's training set, before anything is held out of it.
-    """
+    """Refuse a teacher that can't teach, or that has seen what it must not have."""
+    held_out, saved = student.dataset.held_out, by_saved_logits(student)
+    # The seed says which examples are held out.
+    same_part = run.spec.dataset.held_out == held_out and trained_seeds(run.spec) == {student.seed}
     other = None
-    if run.prior.num_classes != images.num_classes:
-        other = (
-            f"has {run.prior.num_classes} classes but {student.dataset.name} has "
-            f"{images.num_classes}."
-        )
-    elif run.class_names is not None and run.class_names != images.class_names:
-        other = f"has other classes, or in another order, than {student.dataset.name}."
-    elif run.data != images.fingerprint:
+    if run.data != images.fingerprint:
         other = (
             f"was trained on other data than its student would be (fingerprint {run.data[:16]} "
             f"against {images.fingerprint[:16]}), which may hold images of the development or the "
             f"test set; teachers and students need one training set."
         )
-    elif not _held_out_alike(run, student):
+    elif held_out and not same_part:
         other = (
             f"may have seen images that its student holds out; it, and every member of an "
-            f"ensemble, must be trained with --held-out {student.dataset.held_out:g} and seed "
-            f"{student.seed}."
+            f"ensemble, must be trained with --held-out {held_out:g} and seed {student.seed}."
         )
-    elif not by_saved_logits(student) and not run.has_model and run.members:
+    elif not saved and not run.has_model and run.members:
         other = (
             f"is an ensemble and has no weights of its own; name its members as teachers instead: "
             f"{', '.join(run.members)}."
         )
+    elif not saved:
+        run.model()  # says why there are no weights
+    else:
+        run.logits(SPLIT)  # says how to make them
+        if run.record["splits"][SPLIT]["data"] != images.fingerprint:
+            other = (
+                f"has saved logits of other images than the training set, or in another order; "
+                f"write them with: {run.evaluation(SPLIT)} --force"
+            )
     if other is not None:
         raise RunError(f"train: the teacher {run.folder} {other}")
-    if not by_saved_logits(student):
-        run.model()  # says why there are no weights
-        return
-    run.logits(SPLIT)  # says how to make them
-    if run.record["splits"][SPLIT]["data"] != images.fingerprint:
-        raise RunError(
-            f"train: the saved logits of {run.folder} are of other images than the training set, "
-            f"or in another order; write them with: {run.evaluation(SPLIT)} --force"
-        )
-
-
-def _held_out_alike(run: Run, student: RunSpec) -> bool:
-    """Whether a teacher holds out what its student does: the seed says which examples."""
-    held_out = student.dataset.held_out
-    same = run.spec.dataset.held_out == held_out and trained_seeds(run.spec) == {student.seed}
-    return not held_out or same
 
 
 class Teachers:
@@ -235,26 +191,32 @@ class Teachers:
         device: torch.device,
         stacked: bool | None = None,
     ) -> None:
-        stacked = device.type == "cuda" if stacked is None else stacked
+        on_gpu = device.type == "cuda"
         self.device, self.count, self.num_classes = device, len(runs), data.num_classes
-        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.dtype = torch.bfloat16 if on_gpu else torch.float32
         groups: dict[tuple[Any, ...], list[nn.Module]] = {}
         for number, run in enumerate(runs):
             own = Recipe.of(run.spec)
             network = new_network(own, data, seed=run.spec.seed)
             network.load_state_dict(as_tensors(run.model()))
-            place = -1 if stacked and can_stack(own.model) else number
+            together = (on_gpu if stacked is None else stacked) and can_stack(own.model)
             scale = logit_scale(run.spec.method)
-            key = (own.mean, own.std, scale, own.model, own.head, own.head_scale, place)
+            place = -1 if together else number
+            key = (scale, own.mean, own.std, own.model, own.head, own.head_scale, place)
             groups.setdefault(key, []).append(network)
-        self.networks = [self._placed(stack(group)) for group in groups.values()]
-        self.sizes = [len(group) for group in groups.values()]
-        self.changes = [_renormalize(recipe, mean, std, device) for mean, std, *_ in groups]
-        self.scales = [scale for _, _, scale, *_ in groups]
-
-    def _placed(self, network: nn.Module) -> nn.Module:
-        network = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return network.eval().requires_grad_(False)
+        # Networks side by side, how many, and how a student's pixels become theirs.
+        self.groups: list[tuple[Any, int, float, tuple[Tensor, Tensor] | None]] = []
+        for (scale, mean, std, *_), group in groups.items():
+            network = stack(group).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            change = None
+            if (recipe.mean, recipe.std) != (mean, std):
+                mine, my_std, theirs, their_std = (
+                    torch.tensor(values, device=device).view(1, -1, 1, 1)
+                    for values in (recipe.mean, recipe.std, mean, std)
+                )
+                change = my_std / their_std, (mine - theirs) / their_std
+            network.eval().requires_grad_(False)
+            self.groups.append((network, len(group), scale, change))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the mean logits of all networks.
@@ -268,27 +230,13 @@ class Teachers:
         """
         total = torch.zeros(len(images), self.num_classes, device=self.device)
         precision = "float32" if self.dtype == torch.float32 else "bfloat16"
-        groups = zip(self.networks, self.sizes, self.changes, self.scales, strict=True)
-        for network, size, change, scale in groups:
+        for network, size, scale, change in self.groups:
             pixels = images if change is None else images * change[0] + change[1]
             each = pixels.to(self.dtype).repeat(1, size, 1, 1)
             each = each.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
                 with autocast(precision, self.device):
-                    features = network.features(each)  # type: ignore[operator]
-                logits = network.fc(features.float())  # type: ignore[operator]
+                    features = network.features(each)
+                logits = network.fc(features.float())
             total.add_(logits.view(size, len(images), -1).sum(dim=0), alpha=scale)
         return total / self.count
-
-
-def _renormalize(
-    student: Recipe, mean: Any, std: Any, device: torch.device
-) -> tuple[Tensor, Tensor] | None:
-    """What turns a student's pixels into a teacher's, x · scale + shift; None for nothing."""
-    if (student.mean, student.std) == (mean, std):
-        return None
-    mine, my_std, theirs, their_std = (
-        torch.tensor(values, device=device).view(1, -1, 1, 1)
-        for values in (student.mean, student.std, mean, std)
-    )
-    return my_std / their_std, (mine - theirs) / their_std

@@ -1,7 +1,4 @@
-"""The numbers of each epoch for TensorBoard; `log.jsonl` has the same.
-
-TensorBoard is an extra of its own and is imported only when a listener is made.
-"""
+"""The numbers of each epoch for TensorBoard; `log.jsonl` has the same."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from longtail.train.engine import EpochEnd
-
-FOLDER = "tensorboard"
 
 
 class TensorBoard:
@@ -49,11 +44,9 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         if end.folder not in self._writers:
-            # The first epoch seen is where a resumed run goes on: readers drop what they have
-            # from there on.
-            self._writers[end.folder] = SummaryWriter(  # type: ignore[no-untyped-call]
-                str(end.folder / FOLDER), purge_step=end.epoch
-            )
+            # A resumed run goes on here: readers drop what they have from this epoch on.
+            folder = str(end.folder / "tensorboard")
+            self._writers[end.folder] = SummaryWriter(folder, purge_step=end.epoch)  # type: ignore[no-untyped-call]
         writer = self._writers[end.folder]
         writer.add_scalar("loss", end.loss, end.epoch)
         writer.add_scalar("learning rate", end.rate, end.epoch)
@@ -63,14 +56,10 @@ class TensorBoard:
         if end.epoch == end.epochs:
             self._writers.pop(end.folder).close()  # a long list of runs needs no open files
 
-    def close(self) -> None:
-        """Close the files of runs that did not come to their end."""
-        for writer in self._writers.values():
-            writer.close()  # type: ignore[no-untyped-call]
-        self._writers.clear()
-
     def __enter__(self) -> TensorBoard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        for writer in self._writers.values():  # of runs that did not come to their end
+            writer.close()  # type: ignore[no-untyped-call]
+        self._writers.clear()

@@ -25,13 +25,10 @@ from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
 
-from longtail import _checks
-from longtail._checks import InputError
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor
+
+from longtail._checks import InputError
 
 # Neighbours in this list go through the same kernels: blends together, geometry together.
 BLENDS = ("color", "contrast", "brightness", "sharpness")
@@ -59,10 +56,9 @@ def plan_trivial_augment(count: int, *, generator: torch.Generator) -> tuple[Ten
         >>> int(operation.max()), int(strength.min()), int(strength.max())
         (13, -30, 30)
     """
-    shape = (count,)
-    operation = torch.randint(0, len(OPERATIONS), shape, generator=generator)
-    strength = torch.randint(0, STRENGTHS + 1, shape, generator=generator)
-    sign = 1 - 2 * torch.randint(0, 2, shape, generator=generator)
+    operation = torch.randint(0, len(OPERATIONS), (count,), generator=generator)
+    strength = torch.randint(0, STRENGTHS + 1, (count,), generator=generator)
+    sign = 1 - 2 * torch.randint(0, 2, (count,), generator=generator)
     return operation, strength * sign
 
 
@@ -91,12 +87,6 @@ def trivial_augment(pixels: Tensor, operation: Tensor, strength: Tensor) -> Tens
             f"width); got {pixels.dtype} of shape {tuple(pixels.shape)}. Augment before "
             f"normalising."
         )
-    for name, part in (("operation", operation), ("strength", strength)):
-        if part.shape != pixels.shape[:1] or part.device.type != "cpu":
-            raise InputError(
-                f"trivial_augment: `{name}` must have one value per image, {len(pixels)}, on the "
-                f"CPU, where it was drawn; its shape is {tuple(part.shape)}, on {part.device}."
-            )
     out = pixels.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
     # How many images get which operation is all that the host has to know.
     counts = torch.bincount(operation, minlength=len(OPERATIONS)).tolist()

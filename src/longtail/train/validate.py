@@ -10,14 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
 
-from longtail._checks import InputError
+from longtail._checks import InputError, choice
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.data.profiles import PROFILES
@@ -31,8 +26,6 @@ from longtail.train.plan import Planner
 from longtail.train.recipe import Recipe
 from longtail.train.streamed import check_recipe
 from longtail.train.teachers import by_saved_logits, names_of
-
-PRECISIONS = ("float32", "bfloat16")
 
 
 def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) -> None:
@@ -83,11 +76,7 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
 def precision_of(spec: RunSpec) -> str:
     """``float32``, or what the spec's settings say."""
     precision = spec.settings.get("precision", "float32")
-    if precision not in PRECISIONS:
-        raise InputError(
-            f"train: `precision` must be one of {', '.join(PRECISIONS)}; got {precision!r}."
-        )
-    return str(precision)
+    return choice(precision, ("float32", "bfloat16"), name="precision")
 
 
 def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
@@ -125,25 +114,24 @@ def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
 def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
     """Refuse a run that has teachers it would not listen to, or should have some and has none."""
     name = f"train: recipe {recipe.name!r}"
-    if by_saved_logits(spec) and recipe.changes_images:
+    teachers = names_of(spec)
+    changes = [recipe.crop_padding, recipe.flip, recipe.trivial_augment, recipe.cutout]
+    changes += [recipe.cutmix > 0, recipe.mixup > 0]
+    if teachers and any(changes) and by_saved_logits(spec):
         raise InputError(
             f"{name} crops, flips, augments or mixes images, but saved logits are of images as "
             f"they are; let the teachers' networks answer (without --teacher-logits), or set "
             f"crop_padding=0, flip=false and the like."
         )
-    if names_of(spec) and recipe.distill_weight == 0:
+    if teachers and recipe.distill_weight == 0:
         raise InputError(
-            f"train: teachers are named, but recipe {recipe.name!r} has distill_weight 0, so they "
-            f"would do nothing; take the recipe strong-student, whose method is "
-            f"softmax+over-sampling, or set distill_weight (--set)."
+            f"{name} has distill_weight 0, so the teachers that are named would do nothing; take "
+            f"the recipe strong-student, or set distill_weight (--set)."
         )
-    if recipe.distill_weight and not names_of(spec):
-        without = "distill_weight=0"  # with the values that then would do nothing
-        without += " and distill_temperature=1" if recipe.distill_temperature != 1 else ""
-        without += " and distill_adjusted=false" if recipe.distill_adjusted else ""
+    if recipe.distill_weight and not teachers:
         raise InputError(
             f"{name} has distill_weight {recipe.distill_weight:g} and needs teachers; name their "
-            f"run folders (--teachers RUN), or set {without} (--set)."
+            f"run folders (--teachers RUN), or take a recipe without them, such as strong."
         )
 
 
@@ -152,27 +140,22 @@ def _check_many_classes(
 ) -> None:
     """Refuse what a sharded classifier, or a loss of some classes, can't do."""
     sharded = recipe.classifier == "sharded"
-    obstacle = None
-    if isinstance(images, ImageSet):
-        obstacle = f"{spec.dataset.name} is in memory; it is for photographs from disk"
-    elif sharded and recipe.sampled_classes:
-        obstacle = "`sampled_classes` is above 0, and negatives are drawn from a whole classifier"
-    elif recipe.head != "linear":
-        obstacle = f"the head is {recipe.head!r}, and it takes a linear one"
-    elif method.loss == THRESHOLD:
-        obstacle = f"{THRESHOLD} itself drops competitors at random; take 'equalized'"
-    elif not sharded and method.label_smoothing:
-        obstacle = "label smoothing needs all classes"
-    elif sharded and processes > images.num_classes:
-        obstacle = (
-            f"there are {processes} processes for {images.num_classes} classes, so some would "
-            f"hold none; start at most {images.num_classes}"
-        )
-    if obstacle is not None:
-        setting, default = "`sampled_classes` is above 0", "`sampled_classes` at 0"
-        if sharded:
-            setting, default = "`classifier` is 'sharded'", "`classifier` at 'whole'"
-        raise InputError(f"recipe {recipe.name!r}: {setting}, but {obstacle}. Or leave {default}.")
+    obstacles = {
+        f"{spec.dataset.name} is in memory; it is for photographs from disk": isinstance(
+            images, ImageSet
+        ),
+        "negatives are drawn from a whole classifier (`sampled_classes` is above 0)": sharded
+        and recipe.sampled_classes,
+        f"the head is {recipe.head!r}, and it takes a linear one": recipe.head != "linear",
+        f"{THRESHOLD} drops competitors at random; take 'equalized'": method.loss == THRESHOLD,
+        "label smoothing needs all classes": not sharded and method.label_smoothing,
+        f"there are {processes} processes for {images.num_classes} classes": sharded
+        and processes > images.num_classes,
+    }
+    setting = "`classifier` is 'sharded'" if sharded else "`sampled_classes` is above 0"
+    for obstacle, there in obstacles.items():
+        if there:
+            raise InputError(f"recipe {recipe.name!r}: {setting}, but {obstacle}.")
 
 
 def _check_network(recipe: Recipe, images: Images, sizes: Sequence[int]) -> None:
@@ -181,14 +164,13 @@ def _check_network(recipe: Recipe, images: Images, sizes: Sequence[int]) -> None
         network = new_network(recipe, images, seed=0)
     if 1 not in sizes:
         return
-    shape = image_shape_of(recipe, images)
     try:
-        network.train()(torch.empty(1, *shape, device="meta"))
+        network.train()(torch.empty(1, *image_shape_of(recipe, images), device="meta"))
     except ValueError as error:
         batch = "a batch" if recipe.batch_size == 1 else "the last batch of an epoch"
         drop = "" if recipe.batch_size == 1 else "drop_last=true or "
         raise InputError(
             f"recipe {recipe.name!r}: {batch} would have 1 of {sum(sizes)} examples, and batch "
-            f"norm in {recipe.model!r}, whose last maps are of one pixel with images of "
-            f"{shape[1]} x {shape[2]}, needs two; set {drop}another batch_size."
+            f"norm in {recipe.model!r} needs two for images as small as these; set {drop}another "
+            f"batch_size."
         ) from error
