@@ -11,8 +11,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -92,6 +93,7 @@ class Change:
         tau: τ.
         settings: what else decides the result, for the record.
         num_classes: L, or None where only the layer knows.
+        widths: numbers of outputs of layers that can take it up.
         shift: −τ (log π − log q − log c), shape (num_classes,); None for weight normalization.
         norms: ν that were given, or None for those of the layer's own weights.
         bias_mode: what weight normalization does with the bias.
@@ -102,6 +104,7 @@ class Change:
     tau: float
     settings: dict[str, Any]
     num_classes: int | None
+    widths: Container[int]
     shift: FloatArray | None = None
     norms: FloatArray | None = None
     bias_mode: str = "scale"
@@ -118,7 +121,9 @@ class Change:
             settings["target_prior"] = target_prior.probs.tolist()
         if costs is not None:
             settings["costs"] = _checks.per_class(costs, name="costs").tolist()
-        return cls("logit_adjustment", float(tau), settings, len(shift), shift, prior=prior)
+        width = len(shift)
+        widths = {2, 1} if width == 2 else {width}
+        return cls("logit_adjustment", float(tau), settings, width, widths, shift, prior=prior)
 
     @classmethod
     def normalizing(cls, norms: Any, tau: float, bias_mode: str) -> Change:
@@ -131,15 +136,10 @@ class Change:
             settings["norms"] = known.tolist()
         normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)  # type: ignore[arg-type]
         classes = None if known is None else len(known)
+        widths = range(2, sys.maxsize) if known is None else {len(known)} - {1}
         return cls(
-            "weight_normalization", float(tau), settings, classes, norms=known, bias_mode=bias_mode
+            "weight_normalization", float(tau), settings, classes, widths, None, known, bias_mode
         )
-
-    def fits(self, width: int) -> bool:
-        """Return whether a layer of `width` outputs can take the change up."""
-        if self.shift is None:
-            return width > 1 and self.num_classes in (None, width)
-        return width == len(self.shift) or (width == 1 and len(self.shift) == 2)
 
     def affine(
         self, width: int, weight: FloatArray | None = None, bias: FloatArray | None = None
@@ -151,7 +151,7 @@ class Change:
             weight: of the layer, (width, ...), where the norms are to be its own.
             bias: of the layer, (width,).
         """
-        if not self.fits(width):
+        if width not in self.widths:
             known = self.num_classes
             raise InputError(
                 f"the model has {width} output{'s' * (width != 1)}"
@@ -219,15 +219,6 @@ def record_text(change: Change, *, where: str, how: str, undo: Mapping[str, Any]
     made = {"method": change.method, "tau": change.tau, "where": where, "how": how}
     made |= {"settings": change.settings, "undo": undo, "version": __version__}
     return json.dumps({"format": FORMAT, **made}, ensure_ascii=False, allow_nan=False)
-
-
-def refuse_twice(record: BakeRecord | None, name: str) -> None:
-    """Refuse to bake what is baked already."""
-    if record is not None:
-        raise InputError(
-            f"{name} is baked already: {record}, {record.how}; a second adjustment would favour "
-            f"the rare classes twice. Undo the first with unbake (on the command line: --undo)."
-        )
 
 
 class BakedLayer(NamedTuple):
@@ -337,7 +328,7 @@ def pick(
             raise InputError(f"there is no linear layer {name!r}; the model has {shown or 'none'}.")
     if named:
         return list(dict.fromkeys(named))
-    fitting = [name for name in sizes if change.fits(sizes[name][0])]
+    fitting = [name for name in sizes if sizes[name][0] in change.widths]
     if not fitting:
         outputs = "" if change.num_classes is None else f" of {change.num_classes} outputs"
         raise InputError(

@@ -24,7 +24,6 @@ from longtail.bake._change import (
     close_enough,
     original_tensors,
     record_text,
-    refuse_twice,
 )
 from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning, adjusted_twice
 from longtail.sklearn._baked import ATTRIBUTE, PARTS, is_intact
@@ -44,7 +43,6 @@ def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> 
             f"thresholded classifier bake the `estimator_`)."
         )
     check_is_fitted(model)
-    refuse_twice(record_of(model), name)
     plain, baked = copy.copy(classifier), copy.deepcopy(model)
     vars(plain).pop("feature_names_in_", None)  # random rows have none
     rows = np.random.default_rng(0).normal(size=(256, classifier.n_features_in_))
@@ -85,8 +83,7 @@ def unbake(model: Any) -> Any:
     restored = copy.deepcopy(model)
     classifier = final_estimator(restored)
     record = _written(classifier)
-    if record is None:
-        raise InputError(f"{type(classifier).__name__} is not baked.")
+    assert record is not None
     before = original_tensors(record.undo, lambda part: _raw(getattr(classifier, PARTS[part])))
     for part, tensor in before.items():
         array = _array(tensor)

@@ -31,7 +31,6 @@ from longtail.bake._change import (
     original_tensors,
     pick,
     record_text,
-    refuse_twice,
     warn_of_new_bias,
 )
 from longtail.runs.files import atomic_path, read_json, temporary_name
@@ -49,7 +48,6 @@ def bake(state: Mapping[str, Any], change: Change, layers: Sequence[str], inputs
     """Return a baked copy of a state dict; tensors that don't change are the same objects."""
     from longtail.bake._torch import raw, tensor_of
 
-    refuse_twice(record_of(state), "the state dict")
     shapes = {name: tuple(t.shape) for name, t in state.items() if hasattr(t, "shape")}
     new = OrderedDict(state)
     metadata = copy.deepcopy(getattr(state, "_metadata", {}))
@@ -68,20 +66,18 @@ def unbake(state: Mapping[str, Any]) -> Any:
     """Return a copy of a state dict with the original weights."""
     from longtail.bake._torch import raw, tensor_of
 
-    if record_of(state) is None:
-        raise InputError("the state dict is not baked: it has no record of an adjustment.")
     new, metadata = OrderedDict(state), copy.deepcopy(state._metadata)  # type: ignore[attr-defined]
-    for entry in metadata.values():
+    for layer, entry in metadata.items():
         if KEY not in entry:
             continue
-        for layer, undo in BakeRecord.from_json(entry.pop(KEY)).undo["layers"].items():
-            now = {part: raw(state[_join(layer, part)]) for part in undo["baked"]}
-            for part, tensor in original_tensors(undo, now.get).items():
-                name = _join(layer, part)
-                if tensor is None:
-                    del new[name]
-                else:
-                    new[name] = tensor_of(tensor, state[name])
+        (undo,) = BakeRecord.from_json(entry.pop(KEY)).undo["layers"].values()
+        now = {part: raw(state[_join(layer, part)]) for part in undo["baked"]}
+        for part, tensor in original_tensors(undo, now.get).items():
+            name = _join(layer, part)
+            if tensor is None:
+                del new[name]
+            else:
+                new[name] = tensor_of(tensor, state[name])
     new._metadata = metadata  # type: ignore[attr-defined]
     return new
 
@@ -108,7 +104,6 @@ def bake_file(
     path: Path, out: Path, change: Change, layers: Sequence[str], inputs: Any = None
 ) -> None:
     """Write a baked copy of a safetensors file or a Hugging Face folder."""
-    refuse_twice(record_of(path), str(path))
     shards, folder = _shards(path), path.is_dir()
     home = {name: shard for shard in shards for name in shard.entries}
     shapes = {name: shard.entries[name]["shape"] for name, shard in home.items()}
@@ -144,11 +139,8 @@ def unbake_file(path: Path, out: Path) -> None:
     shards, folder = _shards(path), path.is_dir()
     baked = [shard for shard in shards if _HEADER in shard.metadata]
     if not baked:
-        saved = record_of(path) is not None
         raise InputError(
             f"{path} was saved anew after it was baked; load the model and call unbake on it."
-            if saved
-            else f"{path} is not baked: it has no record of an adjustment."
         )
     home = {name: shard for shard in shards for name in shard.entries}
     before: dict[str, RawTensor | None] = {}
@@ -185,7 +177,9 @@ def _baked_layers(
     for layer in pick(sizes, change, named, ordered=False):
         label = f"layer {layer}" if layer else "the layer"
         width = sizes[layer][0]
-        found[layer] = bake_layer(label, width, lambda part, at=layer: read(_join(at, part)), change)  # type: ignore[misc]
+        found[layer] = bake_layer(
+            label, width, lambda part, at=layer: read(_join(at, part)), change
+        )  # type: ignore[misc]
         if found[layer].new_bias:
             warn_of_new_bias(label)
     return found

@@ -31,7 +31,6 @@ from longtail.bake._change import (
     original_tensors,
     pick,
     record_text,
-    refuse_twice,
     warn_of_new_bias,
 )
 from longtail.losses import PairwiseMarginLoss
@@ -45,7 +44,6 @@ _HARMLESS = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Identity, nn.Dropout, n
 
 def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
     """Return a baked copy of a module, checked on `inputs` or, without them, layer by layer."""
-    refuse_twice(record_of(model), "the model")
     modules: dict[str, Any] = {
         name: part for name, part in model.named_modules() if isinstance(part, _LAYERS)
     }
@@ -84,10 +82,7 @@ def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
 def unbake(model: Any) -> Any:
     """Return a copy of a module with the original weights."""
     restored = copy.deepcopy(model)
-    found = list(_baked_layers(restored))
-    if not found:
-        raise InputError("the model is not baked: it has no record of an adjustment.")
-    for layer, _, undo in found:
+    for layer, _, undo in list(_baked_layers(restored)):
         for part, tensor in original_tensors(undo, _reader(layer)).items():
             _put(layer, part, tensor)
     _forget(restored)
@@ -95,7 +90,7 @@ def unbake(model: Any) -> Any:
 
 
 def record_of(model: Any) -> BakeRecord | None:
-    """Return the record in a module, unless its original weights were loaded again."""
+    """Return the record in a module."""
     return next((record for _, record, _ in _baked_layers(model)), None)
 
 
@@ -106,28 +101,15 @@ def _baked_layers(model: Any) -> Iterator[tuple[Any, BakeRecord, Mapping[str, An
     loaded again has it in its configuration alone.
     """
     marked = [part for part in model.modules() if hasattr(part, ATTRIBUTE)]
-    records = [(part, getattr(part, ATTRIBUTE)) for part in marked]
+    for layer in marked:
+        record = BakeRecord.from_json(getattr(layer, ATTRIBUTE))
+        (undo,) = record.undo["layers"].values()
+        yield layer, record, undo
     whole = getattr(getattr(model, "config", None), ATTRIBUTE, None)
     if isinstance(whole, str) and not marked:
-        records = [(None, whole)]
-    for part, text in records:
-        record = BakeRecord.from_json(text)
+        record = BakeRecord.from_json(whole)
         for name, undo in record.undo["layers"].items():
-            layer = model.get_submodule(name) if part is None else part
-            if not _has_original(layer, undo):
-                yield layer, record, undo
-
-
-def _has_original(layer: Any, undo: Mapping[str, Any]) -> bool:
-    """Return whether the original weights are there again, as after loading them."""
-    now = {part: _reader(layer)(part) for part in undo["baked"]}
-    return all(
-        tensor is not None
-        and undo[part] is not None
-        and tensor == RawTensor.from_json(undo[part])
-        and tensor.digest() != undo["baked"][part]
-        for part, tensor in now.items()
-    )
+            yield model.get_submodule(name), record, undo
 
 
 def _forget(model: Any) -> None:
@@ -199,7 +181,9 @@ def _warn_of_losses(model: Any, change: Change) -> None:
         if change.prior is None or not isinstance(part, PairwiseMarginLoss):
             continue
         arrays = (part.alpha, part.positive, part.negative, part.dense)
-        margin = Margin(*(None if t is None else as_numpy(t) for t in arrays), part.scale, part.name)
+        margin = Margin(
+            *(None if t is None else as_numpy(t) for t in arrays), part.scale, part.name
+        )
         elsewhere = bool({"target_prior", "costs"} & change.settings.keys())
         text = adjusted_twice(margin, change.prior, tau=change.tau, elsewhere=elsewhere)
         if text is not None:
