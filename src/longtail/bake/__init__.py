@@ -16,15 +16,18 @@ baked again, and can be undone to the original bytes (`unbake`). Choosing tau is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.bake._change import BakeRecord, Change
-from longtail.posthoc import BiasMode
+from longtail.posthoc import BiasMode, adjustment, normalize_weights
 from longtail.priors import ClassPrior
 
 __all__ = [
@@ -97,7 +100,15 @@ def bake_logit_adjustment(
         >>> print(bake_record(baked))
         logit adjustment with tau = 1
     """
-    change = Change.adjusting(prior, tau, target_prior, costs)
+    shift = adjustment(prior, tau=tau, target_prior=target_prior, costs=costs)
+    width = len(shift)
+    settings: dict[str, Any] = {"prior": prior.probs.tolist()}
+    if target_prior is not None:
+        settings["target_prior"] = target_prior.probs.tolist()
+    if costs is not None:
+        settings["costs"] = _checks.per_class(costs, name="costs").tolist()
+    widths = {2, 1} if width == 2 else {width}
+    change = Change("logit_adjustment", float(tau), settings, width, widths, shift, prior=prior)
     return _bake(model, change, layer, output, inputs, out, force)
 
 
@@ -137,7 +148,16 @@ def bake_weight_normalization(
         >>> bake_weight_normalization(model).coef_.round(4).ravel()
         array([-1.,  1.,  1.])
     """
-    change = Change.normalizing(norms, tau, bias_mode)
+    settings: dict[str, Any] = {"bias_mode": bias_mode, "norms": "weights"}
+    width, widths, known = None, range(2, sys.maxsize), None
+    if norms is not None:
+        width = norms.num_classes if isinstance(norms, ClassPrior) else len(norms)
+        known = 1.0 / normalize_weights(np.ones(width), norms=norms)
+        settings["norms"], widths = known.tolist(), range(max(2, width), width + 1)
+    normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)
+    change = Change(
+        "weight_normalization", float(tau), settings, width, widths, None, known, bias_mode
+    )
     return _bake(model, change, layer, output, inputs, out, force)
 
 
@@ -223,8 +243,24 @@ def _name(model: Any) -> str:
 def _open(model: Any) -> tuple[Any, str]:
     """Return the module that bakes a model or path, importing what it needs, and its kind."""
     homes = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
-    if isinstance(model, str | Path):
-        kind = _kind_of_path(Path(model))
+    path = Path(model) if isinstance(model, str | Path) else None
+    if path is not None and path.is_dir():
+        kind = "file"
+        if not any(path.glob("model.safetensors*")) or not (path / "config.json").is_file():
+            raise InputError(
+                f"{path} is a folder without config.json and model.safetensors; name the model's "
+                f"file."
+            )
+    elif path is not None:
+        kind = "onnx" if path.suffix == ".onnx" else "file"
+        if not path.is_file():
+            raise InputError(f"there is no file {path}.")
+        if path.suffix not in (".onnx", ".safetensors"):
+            raise InputError(
+                f"{path} is neither an .onnx nor a .safetensors file, and pickles are never "
+                f"loaded; save the state dict with safetensors.torch.save_file, export to ONNX, or "
+                f"load the model yourself and bake it in Python."
+            )
     elif isinstance(model, Mapping):
         kind = "state"
     elif ("torch", "Module") in homes:
@@ -239,27 +275,12 @@ def _open(model: Any) -> tuple[Any, str]:
             f"scikit-learn, or the path of a model; got {type(model).__name__}."
         )
     name, needs, extra = _BACKENDS[kind]
-    for module in needs:
-        _checks.require(module, extra=extra)
-    return import_module(f"longtail.bake.{name}"), kind
-
-
-def _kind_of_path(path: Path) -> str:
-    if path.is_dir():
-        if any(path.glob("model.safetensors*")) and (path / "config.json").is_file():
-            return "file"
-        raise InputError(
-            f"{path} is a folder without config.json and model.safetensors; name the model's file."
-        )
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.")
-    if path.suffix not in (".onnx", ".safetensors"):
-        raise InputError(
-            f"{path} is neither an .onnx nor a .safetensors file, and pickles are never loaded; "
-            f"save the state dict with safetensors.torch.save_file, export to ONNX, or load the "
-            f"model yourself and bake it in Python."
-        )
-    return "onnx" if path.suffix == ".onnx" else "file"
+    try:
+        return import_module(f"longtail.bake.{name}"), kind
+    except ModuleNotFoundError:
+        for module in needs:
+            _checks.require(module, extra=extra)
+        raise
 
 
 def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import sys
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtail import _checks
 from longtail._checks import FloatArray, InputError, listing
-from longtail.posthoc import adjustment, normalize_weights
+from longtail.posthoc import normalize_weights
 from longtail.priors import ClassPrior
 
 FORMAT = 2
@@ -109,37 +107,6 @@ class Change:
     norms: FloatArray | None = None
     bias_mode: str = "scale"
     prior: ClassPrior | None = None
-
-    @classmethod
-    def adjusting(
-        cls, prior: ClassPrior, tau: float, target_prior: ClassPrior | None, costs: Any
-    ) -> Change:
-        """Return the change that `adjust_logits` makes (equation 9)."""
-        shift = adjustment(prior, tau=tau, target_prior=target_prior, costs=costs)
-        settings: dict[str, Any] = {"prior": prior.probs.tolist()}
-        if target_prior is not None:
-            settings["target_prior"] = target_prior.probs.tolist()
-        if costs is not None:
-            settings["costs"] = _checks.per_class(costs, name="costs").tolist()
-        width = len(shift)
-        widths = {2, 1} if width == 2 else {width}
-        return cls("logit_adjustment", float(tau), settings, width, widths, shift, prior=prior)
-
-    @classmethod
-    def normalizing(cls, norms: Any, tau: float, bias_mode: str) -> Change:
-        """Return the change that `normalize_weights` makes (equation 3)."""
-        settings: dict[str, Any] = {"bias_mode": bias_mode, "norms": "weights"}
-        known = None
-        if norms is not None:
-            width = norms.num_classes if isinstance(norms, ClassPrior) else len(norms)
-            known = 1.0 / normalize_weights(np.ones(width), norms=norms)
-            settings["norms"] = known.tolist()
-        normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)  # type: ignore[arg-type]
-        classes = None if known is None else len(known)
-        widths = range(2, sys.maxsize) if known is None else {len(known)} - {1}
-        return cls(
-            "weight_normalization", float(tau), settings, classes, widths, None, known, bias_mode
-        )
 
     def affine(
         self, width: int, weight: FloatArray | None = None, bias: FloatArray | None = None

@@ -20,6 +20,7 @@ import hashlib
 import math
 import shutil
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +30,8 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx.numpy_helper import from_array, to_array
 from scipy.special import softmax
 
 from longtail._checks import FloatArray, InputError, listing
@@ -52,7 +54,7 @@ _LABELS = {"classlabels_ints", "classlabels_int64s", "classlabels_strings"}
 _OURS = "longtail_baked_"
 # Sizes to try where a dimension other than the first is left open: images, sequences.
 _OPEN_SIZES = (32, 64, 224, 8, 1)
-_MOST_NUMBERS = 4_000_000
+_MOST_NUMBERS = 400_000
 
 
 def record_of(model: ModelProto | Path) -> BakeRecord | None:
@@ -94,18 +96,26 @@ def bake(
         folder: where external data lie.
     """
     graph = _Graph(model, folder)
-    unknown = [tensor for tensor in output if tensor not in graph.makers]
+    unknown = [tensor for tensor in output if tensor not in graph.index]
     if unknown:
         raise InputError(f"there is no output {unknown[0]!r}; there is {listing(graph.outputs)}.")
     tensors = [t for end in (*output, *graph.outputs) for t in graph.chain(end, _SHOWS | _ENDS)]
     feed, before = _first_run(graph, inputs, tensors, change)
     edit = _Edit(graph, ModelProto.FromString(model.SerializeToString()))
+    edit.undo |= {"ends": {}, "nodes": {}, "initializers": {}}
     targets = _find(graph, before, change, output)
-    applied = [_apply(edit, target, before, change) for target in targets]
+    with np.errstate(over="ignore"):  # the comparison finds what is not finite
+        applied = [_apply(edit, target, before, change) for target in targets]
     baked = edit.finish()
-    after = _run(baked, folder, [target.tensor for target in targets], feed)
+    after = _run(baked, graph.folder, [target.tensor for target in targets], feed)
     for target, (_, scale, offset) in zip(targets, applied, strict=True):
-        _compare(target, scale, offset, before, after)
+        new, old = np.asarray(after[target.tensor]), np.asarray(before[target.tensor], np.float64)
+        by_class = (-1, *[1] * (old.ndim - 1 - target.axis))
+        old = np.log(np.maximum(old, SMALLEST_PROB)) if target.probs else old
+        wanted = old * scale.reshape(by_class) + offset.reshape(by_class)
+        wanted = softmax(wanted, axis=target.axis) if target.probs else wanted
+        dtype, where = _DTYPES[new.dtype.name], repr(target.tensor)
+        close_enough(new.astype(np.float64), wanted, dtype=dtype, where=where)
     where, how = ", ".join(t.tensor for t in targets), " and ".join(how for how, *_ in applied)
     text = record_text(change, where=where, how=how, undo=edit.undo)
     baked.metadata_props.add(key=KEY, value=text)
@@ -130,7 +140,10 @@ def unbake(model: ModelProto) -> ModelProto:
                 stored[int(index)].ParseFromString(base64.b64decode(text))
     except IndexError:
         pass  # the digest tells
-    if hashlib.sha256(_bytes(original)).hexdigest() != undo["original"]:
+    if (
+        hashlib.sha256(original.SerializeToString(deterministic=True)).hexdigest()
+        != undo["original"]
+    ):
         raise InputError(
             "the model was changed after it was baked, so the original can't be given back exactly."
         )
@@ -148,7 +161,8 @@ class _Graph:
         folder: where its external data lie.
 
     Attributes:
-        makers: index of the node that makes each tensor.
+        makers: the node that makes each tensor; one without a type for inputs.
+        index: number of that node, for tensors that have one.
         constants: initializers and constants by name.
         outputs: names of the model's outputs.
         opset: version of the standard operators; 0 if it has none.
@@ -156,8 +170,10 @@ class _Graph:
     """
 
     def __init__(self, model: ModelProto, folder: Path) -> None:
-        self.model, self.folder, self.nodes = model, folder, list(model.graph.node)
-        self.makers = {name: k for k, node in enumerate(self.nodes) for name in node.output if name}
+        self.model, self.folder, self.nodes = model, str(folder), list(model.graph.node)
+        self.index = {name: k for k, node in enumerate(self.nodes) for name in node.output if name}
+        made = {name: self.nodes[k] for name, k in self.index.items()}
+        self.makers = defaultdict(NodeProto, made)
         self.constants = {tensor.name: tensor for tensor in model.graph.initializer}
         for node in self.nodes:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -167,20 +183,12 @@ class _Graph:
         self.opset = max(opsets.get("", 0), opsets.get("ai.onnx", 0))
         self.converted = "ai.onnx.ml" in opsets
 
-    def maker(self, tensor: str) -> NodeProto:
-        """Return the node that makes a tensor; one without a type if it is an input."""
-        return self.nodes[self.makers[tensor]] if tensor in self.makers else NodeProto()
-
-    def values(self, name: str) -> NDArray[Any]:
-        """Return a constant, read from its file if it is kept outside."""
-        return np.asarray(numpy_helper.to_array(self.constants[name], str(self.folder)))
-
     def chain(self, tensor: str, operators: set[str]) -> list[str]:
         """Return a tensor and those that it comes from through nodes of these kinds."""
         found = [tensor]
-        while self.maker(found[-1]).op_type in operators:
-            found.append(self.maker(found[-1]).input[0])
-        return [name for name in found if name in self.makers]
+        while self.makers[found[-1]].op_type in operators:
+            found.append(self.makers[found[-1]].input[0])
+        return [name for name in found if name in self.index]
 
     def reached(self, start: Sequence[str]) -> set[str]:
         """Return tensors and all that are computed from them."""
@@ -218,7 +226,7 @@ def _find(
     graph: _Graph, before: Mapping[str, Any], change: Change, output: Sequence[str]
 ) -> list[_Target]:
     """Return what is to be changed: what `output` names, or the only scores there are."""
-    found, shapes = {}, {}
+    found, shapes = dict[Any, _Target](), dict[str, str]()
     for name in output or graph.outputs:
         values, target = before[name], _target(graph, name, before, change, named=bool(output))
         sizes = "dictionaries" if isinstance(values, list) else " x ".join(map(str, values.shape))
@@ -252,7 +260,7 @@ def _target(
 ) -> _Target | None:
     """Return the scores behind an output; None if it is not plain that it has any."""
     end = graph.chain(name, _SAME | {"Cast", "ZipMap"})[-1]
-    maker, array = graph.maker(end), np.asarray(before[end])
+    maker, array = graph.makers[end], np.asarray(before[end])
     two = maker.op_type == "Sigmoid" and array.size == len(array)
     if maker.op_type in ("Softmax", "LogSoftmax") or two:
         axis = _settings(maker).get("axis", -1 if graph.opset >= 13 else 1) % array.ndim
@@ -263,14 +271,14 @@ def _target(
         return _layer(graph, maker.input[0], axis, width) if plain else None
     if graph.converted and change.shift is not None:
         for part in graph.chain(name, _SHOWS):
-            rows, maker = np.asarray(before[part]), graph.maker(part)
+            rows, maker = np.asarray(before[part]), graph.makers[part]
             if rows.ndim == 2 and rows.shape[1] == change.num_classes:
                 if _are_probs(rows, 1):
                     return _Target(part, 1, rows.shape[1], probs=True)
                 post = _settings(maker).get("post_transform", b"NONE")
                 if maker.op_type == "LinearClassifier" and post == b"NONE":
-                    return _Target(part, 1, rows.shape[1], graph.makers[part])
-    array, maker = np.asarray(before[name]), graph.maker(name)
+                    return _Target(part, 1, rows.shape[1], graph.index[part])
+    array, maker = np.asarray(before[name]), graph.makers[name]
     axes = [k for k in range(1, array.ndim) if array.shape[k] in change.widths]
     if maker.op_type in ("Conv", "Gemm", "MatMul"):
         axes = [1 if maker.op_type == "Conv" else array.ndim - 1]
@@ -297,11 +305,11 @@ def _layer(graph: _Graph, tensor: str, axis: int, width: int) -> _Target:
     rounded, layer, bias = False, None, None
     # A mean or a part of two logits is no margin.
     moves = _RESHAPES | _ROUNDS | (_MEANS if width > 1 else set())
-    while (node := graph.maker(place)).op_type in moves:
+    while (node := graph.makers[place]).op_type in moves:
         rounded |= node.op_type in _ROUNDS
         place = node.input[0]
     if node.op_type in _LINEAR:
-        layer = graph.makers[place]
+        layer = graph.index[place]
         if node.op_type == "Conv" or (node.op_type == "Gemm" and graph.opset >= 11):
             bias = (layer, 2)
     elif node.op_type == "Add":
@@ -309,8 +317,8 @@ def _layer(graph: _Graph, tensor: str, axis: int, width: int) -> _Target:
             constant = graph.constants.get(node.input[side])
             inner = graph.chain(node.input[1 - side], {"Cast", "Mul"})[-1:]
             added = constant is not None and math.prod(constant.dims) == width
-            if added and inner and graph.maker(inner[0]).op_type in _LINEAR:
-                layer, bias = graph.makers[inner[0]], (graph.makers[place], side)
+            if added and inner and graph.makers[inner[0]].op_type in _LINEAR:
+                layer, bias = graph.index[inner[0]], (graph.index[place], side)
     if layer is not None and width == 1:
         node = graph.nodes[layer]
         weight = graph.constants.get(node.input[1])
@@ -352,7 +360,7 @@ class _Edit:
     graph: _Graph
     model: ModelProto
     behind: dict[int, list[NodeProto]] = field(default_factory=dict)
-    undo: dict[str, Any] = field(default_factory=lambda: {"nodes": {}, "initializers": {}})
+    undo: dict[str, Any] = field(default_factory=dict)
     count: int = 0
 
     def insert(
@@ -367,12 +375,12 @@ class _Edit:
 
     def constant(self, values: NDArray[Any] | TensorProto) -> str:
         """Put a constant at the front; a node, since old models have initializers as inputs."""
-        stored = values if isinstance(values, TensorProto) else numpy_helper.from_array(values)
+        stored = values if isinstance(values, TensorProto) else from_array(values)
         return self.insert(-1, "Constant", [], value=stored)
 
     def detach(self, tensor: str) -> tuple[int, str]:
         """Give a tensor's node a new output name, so that another node can make the tensor."""
-        number = self.graph.makers[tensor]
+        number = self.graph.index[tensor]
         output, name = self.model.graph.node[number].output, f"{_OURS}of_{tensor}"
         output[list(output).index(tensor)] = name
         return number, name
@@ -383,29 +391,38 @@ class _Edit:
         label = f"{node.op_type} {node.name or node.output[0]}"
         given = node.input[place] if place < len(node.input) else ""
         if not given:
-            node.input[:] = [*node.input[:place], self.constant(_finite(offset, like))]
+            node.input[:] = [*node.input[:place], self.constant(offset.astype(like))]
             return f"as a new bias of the {label}, which had none"
-        old = self.graph.values(given)
-        new = _finite(old.astype(np.float64) + offset.reshape(old.shape), old.dtype)
+        old = to_array(self.graph.constants[given], self.graph.folder)
+        new = (old.astype(np.float64) + offset.reshape(old.shape)).astype(old.dtype)
         index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
         readers = sum(list(other.input).count(given) for other in self.graph.nodes)
         if index is not None and readers == 1:
-            self.undo["initializers"][index] = base64.b64encode(_bytes(stored[index])).decode()
-            stored[index].CopyFrom(numpy_helper.from_array(new, given))
+            self.undo["initializers"][index] = base64.b64encode(
+                stored[index].SerializeToString(deterministic=True)
+            ).decode()
+            stored[index].CopyFrom(from_array(new, given))
         else:
             node.input[place] = self.constant(new)
         return f"added to the bias of the {label}"
 
     def finish(self) -> ModelProto:
         """Put the new nodes in, note what undoes it all, and return the model."""
-        self.undo |= {"ends": {}, "original": hashlib.sha256(_bytes(self.graph.model)).hexdigest()}
+        self.undo |= {
+            "original": hashlib.sha256(
+                self.graph.model.SerializeToString(deterministic=True)
+            ).hexdigest()
+        }
         nodes = [*self.behind.get(-1, [])]
         for number, (old, new) in enumerate(
             zip(self.graph.nodes, self.model.graph.node, strict=True)
         ):
             if (old.input, old.output) != (new.input, new.output):
                 self.undo["ends"][number] = [list(old.input), list(old.output)]
-            nodes += [NodeProto.FromString(_bytes(new)), *self.behind.get(number, [])]
+            nodes += [
+                NodeProto.FromString(new.SerializeToString(deterministic=True)),
+                *self.behind.get(number, []),
+            ]
         del self.model.graph.node[:]
         self.model.graph.node.extend(nodes)
         self.undo["opset"] = bool(self.behind) and not self.graph.opset
@@ -431,21 +448,24 @@ def _apply(
     if layer is not None and layer.op_type == "LinearClassifier":
         if target.width == 2:  # two margins, -d and d
             offset = np.diff(offset) * [-1, 1]
-        edit.undo["nodes"][target.layer] = base64.b64encode(_bytes(layer)).decode()
+        edit.undo["nodes"][target.layer] = base64.b64encode(
+            layer.SerializeToString(deterministic=True)
+        ).decode()
         bias = np.array(_settings(layer).get("intercepts", 0.0)) + offset
         _keep(layer.attribute, lambda item: item.name != "intercepts")
         layer.attribute.append(helper.make_attribute("intercepts", bias.tolist()))
         return "added to the intercepts of the LinearClassifier", scale, offset
-    folds = target.bias is not None and change.shift is not None
-    start = edit.graph.nodes[target.bias[0]].output[0] if folds else target.tensor
-    _refuse_labels(edit.graph, target, start, before)
-    if folds:
-        return edit.shift_bias(*target.bias, offset, array.dtype), scale, offset
+    bias_at = target.bias if change.shift is not None else None
+    start = target.tensor if bias_at is None else edit.graph.nodes[bias_at[0]].output[0]
+    if len(edit.graph.outputs) > 1:
+        _refuse_labels(edit.graph, target, start, before)
+    if bias_at is not None:
+        return edit.shift_bias(*bias_at, offset, array.dtype), scale, offset
     steps = [("Mul", scale)] if np.any(scale != 1) else []
     steps += [("Add", offset)] if offset.any() or not steps else []
     behind, name = edit.detach(target.tensor)
     for number, (operator, values) in enumerate(steps, 1):
-        constant = edit.constant(_finite(values.reshape(by_class), array.dtype))
+        constant = edit.constant(values.reshape(by_class).astype(array.dtype))
         made = target.tensor if number == len(steps) else ""
         name = edit.insert(behind, operator, [name, constant], made)
     return f"by {' and '.join(step for step, _ in steps)} behind {target.tensor}", scale, offset
@@ -473,7 +493,9 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     node = graph.nodes[target.layer]
     settings = _settings(node)
     if node.op_type in ("Gemm", "MatMul", "Conv") and node.input[1] in graph.constants:
-        weight = graph.values(node.input[1]).astype(np.float64) * settings.get("alpha", 1.0)
+        weight = to_array(graph.constants[node.input[1]], graph.folder).astype(
+            np.float64
+        ) * settings.get("alpha", 1.0)
         if node.op_type != "Conv" and not settings.get("transB", 0):
             weight = np.moveaxis(weight, -1, 0)
         weight = weight if len(weight) == target.width else None
@@ -481,7 +503,11 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     if target.bias is not None and (target.bias[0] == target.layer or len(node.input) < 3):
         holder, place = graph.nodes[target.bias[0]], target.bias[1]
         if place < len(holder.input):
-            bias = graph.values(holder.input[place]).astype(np.float64).reshape(-1)
+            bias = (
+                to_array(graph.constants[holder.input[place]], graph.folder)
+                .astype(np.float64)
+                .reshape(-1)
+            )
     return weight, bias
 
 
@@ -499,7 +525,7 @@ def _add_to_probs(
     shape = (-1, *[1] * (old.ndim - 1 - target.axis))
     behind, name = edit.detach(target.tensor)
     least = edit.constant(np.array(SMALLEST_PROB, old.dtype))
-    vector = edit.constant(_finite((shift - shift.max()).reshape(shape), old.dtype))
+    vector = edit.constant(((shift - shift.max()).reshape(shape)).astype(old.dtype))
     name = edit.insert(behind, "Max", [name, least])
     name = edit.insert(behind, "Log", [name])
     name = edit.insert(behind, "Add", [name, vector])
@@ -518,7 +544,7 @@ def _add_to_probs(
         if values.dtype.kind in "OUS":
             stored = helper.make_tensor("", TensorProto.STRING, [len(classes)], classes.tolist())
         else:
-            stored = numpy_helper.from_array(classes.astype(values.dtype))
+            stored = from_array(classes.astype(values.dtype))
         edit.detach(label)
         winner = edit.insert(behind, "ArgMax", [target.tensor], axis=1, keepdims=0)
         flat = values.ndim == 1
@@ -536,10 +562,10 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
         if name in seen:
             continue
         seen.add(name)
-        node = graph.maker(name)
+        node = graph.makers[name]
         written = [values for key, values in _settings(node).items() if key in _LABELS and values]
         if node.op_type == "ArrayFeatureExtractor" and node.input[0] in graph.constants:
-            written.append(graph.values(node.input[0]))
+            written.append(to_array(graph.constants[node.input[0]], graph.folder))
         for values in written:
             if np.size(values) == width:
                 return np.array(values, dtype=object).reshape(-1)
@@ -553,11 +579,29 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
 def _first_run(
     graph: _Graph, inputs: Mapping[str, Any] | None, names: Sequence[str], change: Change
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the model on given or random inputs; return these and the named tensors."""
-    reason = ""
+    """Run the model on given or random inputs; return these and the named tensors.
+
+    Random inputs are normal numbers, 0 and 1 for integers, names for texts.
+    """
+    infos = [info for info in graph.model.graph.input if info.name not in graph.constants]
     sizes = [size for size in _OPEN_SIZES if size != change.num_classes]
-    for size in sizes if inputs is None else sizes[:1]:
-        feed = _random_inputs(graph, size, change) if inputs is None else dict(inputs)
+    feed, reason = dict(inputs or {}), ""
+    for size in sizes if inputs is None else [0]:
+        random = np.random.default_rng(0)
+        for info in infos if inputs is None else ():
+            kind = info.type.tensor_type
+            dims = [dim.dim_value for dim in kind.shape.dim]
+            shape = [dim or size for dim in dims]
+            if dims and not dims[0]:
+                each = max(math.prod(shape[1:]), (change.num_classes or 1) // 10)
+                shape[0] = min(256, max(8, _MOST_NUMBERS // each))
+            if kind.elem_type == TensorProto.STRING:
+                feed[info.name] = np.full(shape, "a", dtype=object)
+                continue
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+            whole = dtype.kind in "iub"
+            values = random.integers(2, size=shape) if whole else random.normal(size=shape)
+            feed[info.name] = np.asarray(values).astype(dtype)
         try:
             return feed, _run(graph.model, graph.folder, names, feed)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
@@ -569,33 +613,8 @@ def _first_run(
     )
 
 
-def _random_inputs(graph: _Graph, open_size: int, change: Change) -> dict[str, Any]:
-    """Return an array for each input: normal numbers, 0 and 1 for integers, names for texts."""
-    random = np.random.default_rng(0)
-    infos = [info for info in graph.model.graph.input if info.name not in graph.constants]
-    shapes = [
-        [size.dim_value if size.dim_value > 0 else open_size for size in kind.shape.dim]
-        for kind in (info.type.tensor_type for info in infos)
-    ]
-    longest = max((math.prod(shape[1:]) for shape in shapes), default=1)
-    rows = min(256 if longest <= 10_000 else 16, max(8, _MOST_NUMBERS // (change.num_classes or 1)))
-    found = {}
-    for info, shape in zip(infos, shapes, strict=True):
-        kind = info.type.tensor_type
-        if shape and kind.shape.dim[0].dim_value <= 0:
-            shape[0] = rows
-        if kind.elem_type == TensorProto.STRING:
-            found[info.name] = np.full(shape, "a", dtype=object)
-            continue
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        whole = dtype.kind in "iub"
-        values = random.integers(2, size=shape) if whole else random.normal(size=shape)
-        found[info.name] = np.asarray(values).astype(dtype)
-    return found
-
-
 def _run(
-    model: ModelProto, folder: Path, names: Sequence[str], feed: Mapping[str, Any]
+    model: ModelProto, folder: str, names: Sequence[str], feed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run a model with onnxruntime on the CPU; return the named tensors, outputs or not."""
     names = list(dict.fromkeys(names))
@@ -607,29 +626,11 @@ def _run(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     key = "session.model_external_initializers_file_folder_path"
-    options.add_session_config_entry(key, str(folder.resolve()))
+    options.add_session_config_entry(key, str(Path(folder).resolve()))
     session = onnxruntime.InferenceSession(
         extended.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
-
-
-def _compare(
-    target: _Target,
-    scale: FloatArray,
-    offset: FloatArray,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-) -> None:
-    """Refuse scores that are not the adjusted ones."""
-    old, new = np.asarray(before[target.tensor], np.float64), np.asarray(after[target.tensor])
-    shape = (-1, *[1] * (old.ndim - 1 - target.axis))
-    wanted = old * scale.reshape(shape) + offset.reshape(shape)
-    if target.probs:
-        odds = np.log(np.maximum(old, SMALLEST_PROB)) + offset.reshape(shape)
-        wanted = softmax(odds, axis=target.axis)
-    where = repr(target.tensor)
-    close_enough(new.astype(np.float64), wanted, dtype=_DTYPES[new.dtype.name], where=where)
 
 
 # --- small things -----------------------------------------------------------------------------
@@ -672,19 +673,7 @@ def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> 
                 f"another folder."
             )
     with files.atomic_path(out) as temporary:
-        temporary.write_bytes(_bytes(model))
-
-
-def _bytes(message: Any) -> bytes:
-    return bytes(message.SerializeToString(deterministic=True))
-
-
-def _finite(values: FloatArray, dtype: Any) -> NDArray[Any]:
-    with np.errstate(over="ignore"):
-        rounded = values.astype(dtype)
-    if not np.all(np.isfinite(rounded)):
-        raise InputError(f"the baked layer would not be finite in {dtype}; tau is too large.")
-    return np.ascontiguousarray(rounded)
+        temporary.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _settings(node: NodeProto) -> dict[str, Any]:

@@ -176,10 +176,8 @@ def _baked_layers(
     found = {}
     for layer in pick(sizes, change, named, ordered=False):
         label = f"layer {layer}" if layer else "the layer"
-        width = sizes[layer][0]
-        found[layer] = bake_layer(
-            label, width, lambda part, at=layer: read(_join(at, part)), change
-        )  # type: ignore[misc]
+        parts = {part: read(_join(layer, part)) for part in ("weight", "bias")}
+        found[layer] = bake_layer(label, sizes[layer][0], parts.get, change)
         if found[layer].new_bias:
             warn_of_new_bias(label)
     return found

@@ -180,10 +180,9 @@ def _warn_of_losses(model: Any, change: Change) -> None:
     for name, part in model.named_modules():
         if change.prior is None or not isinstance(part, PairwiseMarginLoss):
             continue
-        arrays = (part.alpha, part.positive, part.negative, part.dense)
-        margin = Margin(
-            *(None if t is None else as_numpy(t) for t in arrays), part.scale, part.name
-        )
+        alpha, positive, negative = map(as_numpy, (part.alpha, part.positive, part.negative))
+        dense = None if part.dense is None else as_numpy(part.dense)
+        margin = Margin(alpha, positive, negative, dense, part.scale, part.name)
         elsewhere = bool({"target_prior", "costs"} & change.settings.keys())
         text = adjusted_twice(margin, change.prior, tau=change.tau, elsewhere=elsewhere)
         if text is not None:

@@ -26,7 +26,6 @@ from longtail.cli._inputs import (
 )
 
 if TYPE_CHECKING:
-    from longtail.bake import BakeRecord
     from longtail.priors import ClassPrior
     from longtail.runs import Run
 
@@ -136,6 +135,8 @@ def bake(
       longtail bake runs/digits-lt/softmax-s0-10db5896 -o baked.safetensors
       longtail bake baked.onnx --undo --out model.onnx
     """
+    import numpy as np
+
     from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
     from longtail.posthoc import LEAST_AGAIN
 
@@ -158,7 +159,8 @@ def bake(
     for one, other in _EITHER:
         if {one, other} <= set(named):
             raise typer.BadParameter(f"give either {one} or {other}, not both")
-    doubtful, run = False, _opened(model, out)
+    doubtful = False
+    run = _opened(model, out) if (model / "run.json").is_file() else None
     if run is not None:
         model = run.folder / "model.safetensors"
         layer = layer or (["fc"] if "fc.weight" in run.model() else None)
@@ -174,12 +176,12 @@ def bake(
         common |= {"inputs": None if inputs is None else _arrays(inputs)}
         with _console.working("baking"):
             if normalizing:
-                mode = (bias_mode or BiasMode.scale).value
-                bake_weight_normalization(model, bias_mode=mode, **common)
+                common["bias_mode"] = (bias_mode or BiasMode.scale).value
+                bake_weight_normalization(model, **common)
             else:
                 found, names = _prior(run, counts, train_labels, prior, classes, smoothing)
                 width = len(found.probs)
-                much = strength >= LEAST_AGAIN and found.imbalance_ratio > 1
+                much = strength >= LEAST_AGAIN and bool(np.ptp(found.probs) > 0)
                 plain = tau_from is not None  # held-out data are right for whatever training
                 if much and run is not None:
                     asked = None if tau_from else strength
@@ -197,31 +199,25 @@ def bake(
         shown |= {"how": record.how, **record.settings}
         _console.print_json({"model": model, "out": out, "undone": undo, **shown})
         return
-    for text in _told(record, out, undo, inputs):
-        _console.line(_console.wrapped(text))
-    if doubtful:
-        _console.line("Right only if trained without logit adjustment or class balancing.")
-
-
-def _told(record: BakeRecord, out: Path, undone: bool, inputs: Path | None) -> list[str]:
-    """Return what was done, for people."""
-    if undone:
-        return [f"Undone: {record}. The weights in {out} are the original ones, to the byte."]
+    if undo:
+        done = f"Undone: {record}. The weights in {out} are the original ones, to the byte."
+        _console.line(_console.wrapped(done))
+        return
     layers = record.undo.get("layers")
     checked = f"Checked on {inputs or 'random inputs'}: its outputs are the adjusted ones."
     if layers is not None:  # what stands around a state dict's layer is not known
         checked = "The layer gives the adjusted logits."
-    if not any(undo.get("bias", "") is None for undo in (layers or {}).values()):
+    if not any(made.get("bias", "") is None for made in (layers or {}).values()):
         checked += " It needs no new code;"  # else a warning has said what it needs
     back = f"`longtail bake {out} --undo --out {'FOLDER' if out.is_dir() else 'FILE'}` gives"
-    done = f"Baked {record} into {out}, {record.how}."
-    return [done, f"{checked} {back} the original back."]
+    _console.line(_console.wrapped(f"Baked {record} into {out}, {record.how}."))
+    _console.line(_console.wrapped(f"{checked} {back} the original back."))
+    if doubtful:
+        _console.line("Right only if trained without logit adjustment or class balancing.")
 
 
-def _opened(model: Path, out: Path) -> Run | None:
-    """Return the run, if the argument is a run folder."""
-    if not (model / "run.json").is_file():
-        return None
+def _opened(model: Path, out: Path) -> Run:
+    """Return a run whose last layer can be baked."""
     from longtail._checks import InputError
     from longtail.runs import Run
 
