@@ -38,13 +38,13 @@ __all__ = [
     "unbake",
 ]
 
-# The module of each kind of model, what that imports, and the extra that installs it.
+# The module of each kind of model, and the extra that installs what it imports.
 _BACKENDS = {
-    "onnx": ("_onnx", ("onnx", "onnxruntime"), "onnx"),
-    "module": ("_torch", ("torch",), "torch"),
-    "state": ("_state", ("torch",), "torch"),
-    "file": ("_state", ("safetensors",), "torch"),
-    "sklearn": ("_sklearn", ("sklearn",), "sklearn"),
+    "onnx": ("_onnx", "onnx"),
+    "module": ("_torch", "torch"),
+    "state": ("_state", "torch"),
+    "file": ("_state", "train"),
+    "sklearn": ("_sklearn", "sklearn"),
 }
 # The kinds of model that each option is for.
 _FOR = {
@@ -274,13 +274,11 @@ def _open(model: Any) -> tuple[Any, str]:
             f"`model` must be a torch module or state dict, an ONNX model, a classifier of "
             f"scikit-learn, or the path of a model; got {type(model).__name__}."
         )
-    name, needs, extra = _BACKENDS[kind]
+    name, extra = _BACKENDS[kind]
     try:
         return import_module(f"longtail.bake.{name}"), kind
-    except ModuleNotFoundError:
-        for module in needs:
-            _checks.require(module, extra=extra)
-        raise
+    except ModuleNotFoundError as error:
+        return _checks.require(str(error.name), extra=extra), kind  # says how to install it
 
 
 def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:

@@ -102,7 +102,7 @@ def bake(
     tensors = [t for end in (*output, *graph.outputs) for t in graph.chain(end, _SHOWS | _ENDS)]
     feed, before = _first_run(graph, inputs, tensors, change)
     edit = _Edit(graph, ModelProto.FromString(model.SerializeToString()))
-    edit.undo |= {"ends": {}, "nodes": {}, "initializers": {}}
+    edit.undo |= {"ends": {}, "nodes": {}, "initializers": {}, "original": _digest(model)}
     targets = _find(graph, before, change, output)
     with np.errstate(over="ignore"):  # the comparison finds what is not finite
         applied = [_apply(edit, target, before, change) for target in targets]
@@ -140,10 +140,7 @@ def unbake(model: ModelProto) -> ModelProto:
                 stored[int(index)].ParseFromString(base64.b64decode(text))
     except IndexError:
         pass  # the digest tells
-    if (
-        hashlib.sha256(original.SerializeToString(deterministic=True)).hexdigest()
-        != undo["original"]
-    ):
+    if _digest(original) != undo["original"]:
         raise InputError(
             "the model was changed after it was baked, so the original can't be given back exactly."
         )
@@ -398,9 +395,7 @@ class _Edit:
         index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
         readers = sum(list(other.input).count(given) for other in self.graph.nodes)
         if index is not None and readers == 1:
-            self.undo["initializers"][index] = base64.b64encode(
-                stored[index].SerializeToString(deterministic=True)
-            ).decode()
+            self.undo["initializers"][index] = _text(stored[index])
             stored[index].CopyFrom(from_array(new, given))
         else:
             node.input[place] = self.constant(new)
@@ -408,21 +403,12 @@ class _Edit:
 
     def finish(self) -> ModelProto:
         """Put the new nodes in, note what undoes it all, and return the model."""
-        self.undo |= {
-            "original": hashlib.sha256(
-                self.graph.model.SerializeToString(deterministic=True)
-            ).hexdigest()
-        }
         nodes = [*self.behind.get(-1, [])]
-        for number, (old, new) in enumerate(
-            zip(self.graph.nodes, self.model.graph.node, strict=True)
-        ):
+        pairs = zip(self.graph.nodes, self.model.graph.node, strict=True)
+        for number, (old, new) in enumerate(pairs):
             if (old.input, old.output) != (new.input, new.output):
                 self.undo["ends"][number] = [list(old.input), list(old.output)]
-            nodes += [
-                NodeProto.FromString(new.SerializeToString(deterministic=True)),
-                *self.behind.get(number, []),
-            ]
+            nodes += [NodeProto.FromString(new.SerializeToString()), *self.behind.get(number, [])]
         del self.model.graph.node[:]
         self.model.graph.node.extend(nodes)
         self.undo["opset"] = bool(self.behind) and not self.graph.opset
@@ -448,9 +434,7 @@ def _apply(
     if layer is not None and layer.op_type == "LinearClassifier":
         if target.width == 2:  # two margins, -d and d
             offset = np.diff(offset) * [-1, 1]
-        edit.undo["nodes"][target.layer] = base64.b64encode(
-            layer.SerializeToString(deterministic=True)
-        ).decode()
+        edit.undo["nodes"][target.layer] = _text(layer)
         bias = np.array(_settings(layer).get("intercepts", 0.0)) + offset
         _keep(layer.attribute, lambda item: item.name != "intercepts")
         layer.attribute.append(helper.make_attribute("intercepts", bias.tolist()))
@@ -493,9 +477,8 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     node = graph.nodes[target.layer]
     settings = _settings(node)
     if node.op_type in ("Gemm", "MatMul", "Conv") and node.input[1] in graph.constants:
-        weight = to_array(graph.constants[node.input[1]], graph.folder).astype(
-            np.float64
-        ) * settings.get("alpha", 1.0)
+        weight = to_array(graph.constants[node.input[1]], graph.folder).astype(np.float64)
+        weight *= settings.get("alpha", 1.0)
         if node.op_type != "Conv" and not settings.get("transB", 0):
             weight = np.moveaxis(weight, -1, 0)
         weight = weight if len(weight) == target.width else None
@@ -503,11 +486,8 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     if target.bias is not None and (target.bias[0] == target.layer or len(node.input) < 3):
         holder, place = graph.nodes[target.bias[0]], target.bias[1]
         if place < len(holder.input):
-            bias = (
-                to_array(graph.constants[holder.input[place]], graph.folder)
-                .astype(np.float64)
-                .reshape(-1)
-            )
+            bias = to_array(graph.constants[holder.input[place]], graph.folder)
+            bias = bias.astype(np.float64).reshape(-1)
     return weight, bias
 
 
@@ -525,7 +505,7 @@ def _add_to_probs(
     shape = (-1, *[1] * (old.ndim - 1 - target.axis))
     behind, name = edit.detach(target.tensor)
     least = edit.constant(np.array(SMALLEST_PROB, old.dtype))
-    vector = edit.constant(((shift - shift.max()).reshape(shape)).astype(old.dtype))
+    vector = edit.constant((shift - shift.max()).reshape(shape).astype(old.dtype))
     name = edit.insert(behind, "Max", [name, least])
     name = edit.insert(behind, "Log", [name])
     name = edit.insert(behind, "Add", [name, vector])
@@ -674,6 +654,14 @@ def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> 
             )
     with files.atomic_path(out) as temporary:
         temporary.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _text(message: Any) -> str:
+    return base64.b64encode(message.SerializeToString(deterministic=True)).decode()
+
+
+def _digest(model: ModelProto) -> str:
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _settings(node: NodeProto) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from longtail import _checks
 from longtail._checks import InputError
 from longtail.bake._change import (
     ATTRIBUTE,
@@ -194,12 +195,11 @@ class _File:
     """
 
     def __init__(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
+        safetensors = _checks.require("safetensors", extra="train")
         try:
-            with safe_open(str(path), framework="numpy"):
+            with safetensors.safe_open(str(path), framework="numpy"):
                 pass
-        except (SafetensorError, OSError) as error:
+        except (safetensors.SafetensorError, OSError) as error:
             raise InputError(f"{path} is not a safetensors file: {error}.") from error
         self.path = path
         with open(path, "rb") as file:
