@@ -22,7 +22,7 @@ from longtail._checks import FloatArray, InputError, listing
 from longtail.posthoc import normalize_weights
 from longtail.priors import ClassPrior
 
-FORMAT = 2
+FORMAT = 3
 # Name of the record: in the metadata of a file or of a state dict, and as an attribute.
 KEY = "longtail.baked"
 ATTRIBUTE = "longtail_baked"

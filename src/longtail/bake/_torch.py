@@ -284,6 +284,8 @@ def _compare(old: Tensor, new: Tensor, layer: Any, change: Change, where: str) -
         if before.min() >= 0 and np.allclose(before.sum(-1), 1, atol=max(1e-4, 4 * EPS[dtype])):
             known = (before > 0) & (after > 0)  # probabilities that did not underflow
             before, after = log_probs(before), log_probs(after)
+            # By the digits of bfloat16 probabilities would pass for anything.
+            dtype = "F16" if dtype == "BF16" else dtype
         before, after = log_softmax(before * scale + offset, -1), log_softmax(after, -1)
     else:
         before = before * scale + offset
