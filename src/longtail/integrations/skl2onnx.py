@@ -51,15 +51,17 @@ def _parse(scope: Any, model: Any, inputs: Any, custom_parsers: Any = None) -> A
     inner = model.estimator_
     while isinstance(inner, FrozenEstimator | Encoded | BaseSearchCV):
         inner = inner.best_estimator_ if isinstance(inner, BaseSearchCV) else inner.estimator
-    plain = {"zipmap": False, "raw_scores": model._method == "decision_function"}
     final = final_estimator(inner)
-    if isinstance(final, SVC | NuSVC) and scope.options is None and plain["raw_scores"]:
-        raise InputError(  # skl2onnx would not hand them on to the converter
-            "the decision function of an SVC needs options: to_onnx(..., options={'zipmap': False})"
+    margins = model._method == "decision_function"
+    if margins and (isinstance(final, SVC | NuSVC) or hasattr(final, "predict_proba")):
+        raise InputError(
+            f"the decision function of {type(final).__name__} has no converter; use its "
+            f"probabilities (of an SVC: probability=True, or CalibratedClassifierCV)."
         )
     operator = sklearn_operator_name_map.get(type(final))
     known = _converter_pool[operator].get_allowed_options() if operator else None
-    scope.add_options(id(final), {key: plain[key] for key in plain.keys() & set(known or ())})
+    # An entry, if empty, keeps a pipeline from giving the option to a step that does not know it.
+    scope.add_options(id(final), {"zipmap": False} if "zipmap" in (known or ()) else {})
     found = _parse_sklearn(scope, inner, inputs, custom_parsers=custom_parsers)
     return _parse_sklearn_classifier(scope, model, [found[1]], custom_parsers=custom_parsers)
 
