@@ -53,12 +53,11 @@ def bake(state: Mapping[str, Any], change: Change, layers: Sequence[str], inputs
     new = OrderedDict(state)
     metadata = copy.deepcopy(getattr(state, "_metadata", {}))
     read: Reader = lambda name: raw(state[name]) if name in state else None  # noqa: E731
-    for layer, made in _baked_layers(shapes, read, change, layers).items():
+    made = _baked_layers(shapes, read, change, layers)
+    for layer, baked in made.items():
         like = state[_join(layer, "weight")]
-        new.update({_join(layer, part): tensor_of(t, like) for part, t in made.tensors.items()})
-        undo = {"layers": {layer: made.undo}}
-        text = record_text(change, where=layer, how=made.how, undo=undo)
-        metadata.setdefault(layer, {})[KEY] = text
+        new.update({_join(layer, part): tensor_of(t, like) for part, t in baked.tensors.items()})
+    metadata.setdefault("", {})[KEY] = _text(change, made)
     new._metadata = metadata  # type: ignore[attr-defined]
     return new
 
@@ -68,17 +67,18 @@ def unbake(state: Mapping[str, Any]) -> Any:
     from longtail.bake._torch import raw, tensor_of
 
     new, metadata = OrderedDict(state), copy.deepcopy(state._metadata)  # type: ignore[attr-defined]
-    for layer, entry in metadata.items():
+    for prefix, entry in metadata.items():
         if KEY not in entry:
             continue
-        (undo,) = BakeRecord.from_json(entry.pop(KEY)).undo["layers"].values()
-        now = {part: raw(state[_join(layer, part)]) for part in undo["baked"]}
-        for part, tensor in original_tensors(undo, now.get).items():
-            name = _join(layer, part)
-            if tensor is None:
-                del new[name]
-            else:
-                new[name] = tensor_of(tensor, state[name])
+        for layer, undo in BakeRecord.from_json(entry.pop(KEY)).undo["layers"].items():
+            place = _join(prefix, layer) if layer else prefix
+            now = {part: raw(state[_join(place, part)]) for part in undo["baked"]}
+            for part, tensor in original_tensors(undo, now.get).items():
+                name = _join(place, part)
+                if tensor is None:
+                    del new[name]
+                else:
+                    new[name] = tensor_of(tensor, state[name])
     new._metadata = metadata  # type: ignore[attr-defined]
     return new
 
@@ -120,9 +120,7 @@ def bake_file(
         for part, tensor in new.tensors.items():
             name = _join(layer, part)
             changed.setdefault(home.get(name, home[_join(layer, "weight")]), {})[name] = tensor
-    how = " and ".join(new.how for new in made.values())
-    undo = {"layers": {layer: new.undo for layer, new in made.items()}}
-    text = record_text(change, where=", ".join(made), how=how, undo=undo)
+    text = _text(change, made)
     texts = {KEY: text}
     if folder:
         config = (path / "config.json").read_bytes()
@@ -182,6 +180,12 @@ def _baked_layers(
         if found[layer].new_bias:
             warn_of_new_bias(label)
     return found
+
+
+def _text(change: Change, made: Mapping[str, BakedLayer]) -> str:
+    how = " and ".join(new.how for new in made.values())
+    undo = {"layers": {layer: new.undo for layer, new in made.items()}}
+    return record_text(change, where=", ".join(made) or "the layer", how=how, undo=undo)
 
 
 class _File:

@@ -1,6 +1,6 @@
 """Baking torch modules: the last linear layer gets a new bias (and weight).
 
-The record is an attribute of the layer, in the metadata of its state dict (where it adds no key,
+The record is an attribute of the module, in the metadata of its state dict (where it adds no key,
 so that the plain network loads it) and, in a model of transformers, in `model.config`, which
 survives save_pretrained and from_pretrained.
 """
@@ -58,10 +58,6 @@ def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
         new = bake_layer(label, sizes[name][0], _reader(before), change)
         for part, tensor in new.tensors.items():
             _put(after, part, tensor)
-        undo = {"layers": {name: new.undo}}
-        text = record_text(change, where=name or label, how=new.how, undo=undo)
-        setattr(after, ATTRIBUTE, text)
-        after.register_state_dict_post_hook(_WriteMetadata())
         hows.append(new.how)
         undos[name] = new.undo
         if inputs is None:
@@ -71,9 +67,11 @@ def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
             warn_of_new_bias(label)
     if inputs is not None:
         _check_whole(model, baked, [modules[name] for name in names], inputs, change)
+    where, how = ", ".join(names) or "the layer", " and ".join(hows)
+    text = record_text(change, where=where, how=how, undo={"layers": undos})
+    setattr(baked, ATTRIBUTE, text)
+    baked.register_state_dict_post_hook(_WriteMetadata())
     if hasattr(getattr(baked, "config", None), "to_json_string"):  # of transformers
-        where, how = ", ".join(names), " and ".join(hows)
-        text = record_text(change, where=where, how=how, undo={"layers": undos})
         setattr(baked.config, ATTRIBUTE, text)
     _warn_of_losses(model, change)
     return baked
@@ -97,19 +95,19 @@ def record_of(model: Any) -> BakeRecord | None:
 def _baked_layers(model: Any) -> Iterator[tuple[Any, BakeRecord, Mapping[str, Any]]]:
     """Yield each baked layer with its record, and what undoes it.
 
-    The record of a layer goes with it into another module; a model that transformers saved and
-    loaded again has it in its configuration alone.
+    The record goes with a module into another one; a model that transformers saved and loaded
+    again has it in its configuration alone.
     """
-    marked = [part for part in model.modules() if hasattr(part, ATTRIBUTE)]
-    for layer in marked:
-        record = BakeRecord.from_json(getattr(layer, ATTRIBUTE))
-        (undo,) = record.undo["layers"].values()
-        yield layer, record, undo
-    whole = getattr(getattr(model, "config", None), ATTRIBUTE, None)
-    if isinstance(whole, str) and not marked:
-        record = BakeRecord.from_json(whole)
+    found = [
+        (part, getattr(part, ATTRIBUTE)) for part in model.modules() if hasattr(part, ATTRIBUTE)
+    ]
+    text = getattr(getattr(model, "config", None), ATTRIBUTE, None)
+    if isinstance(text, str) and not found:
+        found = [(model, text)]
+    for part, text in found:
+        record = BakeRecord.from_json(text)
         for name, undo in record.undo["layers"].items():
-            yield model.get_submodule(name), record, undo
+            yield part.get_submodule(name), record, undo
 
 
 def _forget(model: Any) -> None:
@@ -125,7 +123,7 @@ def _forget(model: Any) -> None:
 
 
 class _WriteMetadata:
-    """State-dict hook of a baked layer: its record goes into the metadata, not among the keys."""
+    """State-dict hook of a baked module: its record goes into the metadata, not among the keys."""
 
     def __call__(self, module: Any, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
         metadata[KEY] = getattr(module, ATTRIBUTE)
@@ -135,7 +133,7 @@ class _WriteMetadata:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # A pickled module must load where there is no longtail: the standard library's callable
-        # that takes anything and does nothing stands in. The layer keeps its record.
+        # that takes anything and does nothing stands in. The module keeps its record.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
