@@ -40,7 +40,10 @@ _EITHER = [
     ("--tau", "--tau-from"),
 ]
 # What says by how much to adjust each class, for which weight normalization has no use.
-_ADJUSTING = ("--counts", "--train-labels", "--prior", "--smoothing", "--classes", "--target")
+_ADJUSTING = {"--counts", "--train-labels", "--prior", "--smoothing", "--classes", "--target"}
+_ADJUSTING |= {"--costs"}
+# What else may be given with --undo.
+_UNDOING = {"--model", "--out", "--undo", "--force", "--json"}
 
 
 class BiasMode(StrEnum):
@@ -53,6 +56,7 @@ class BiasMode(StrEnum):
 
 @app.command()
 def bake(
+    ctx: typer.Context,
     model: Annotated[
         Path,
         typer.Argument(
@@ -140,19 +144,13 @@ def bake(
     from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
     from longtail.posthoc import LEAST_AGAIN
 
-    given: dict[str, Any] = {"--counts": counts, "--train-labels": train_labels, "--prior": prior}
-    given |= {"--smoothing": smoothing or None, "--classes": classes, "--costs": costs}
-    given |= {"--target": None if target == "balanced" else target, "--bias-mode": bias_mode}
-    given |= {"--tau": tau, "--tau-from": tau_from, "--layer": layer or None}
-    given |= {"--output": output or None, "--inputs": inputs}
-    named = [name for name, value in given.items() if value is not None]
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    named = [f"--{name.replace('_', '-')}" for name in typed]
     normalizing = method is Method.weight_normalization
-    idle = [name for name in named if name in (*_ADJUSTING, "--costs")] if normalizing else []
-    idle = (
-        named
-        if undo
-        else idle or [name for name in named if name == "--bias-mode"] * (not normalizing)
-    )
+    idle = [name for name in named if name in (_ADJUSTING if normalizing else {"--bias-mode"})]
+    if undo:
+        idle = [name for name in named if name not in _UNDOING]
     if idle:
         what = "--undo" if undo else f"--method {method.value}"
         raise typer.BadParameter(f"{what} has no use for {idle[0]}; leave it out")
