@@ -189,13 +189,10 @@ def record_text(change: Change, *, where: str, how: str, undo: Mapping[str, Any]
 
 
 class BakedLayer(NamedTuple):
-    """Result of `bake_layer`.
+    """New tensors of a layer by ``weight`` and ``bias``, what undoes them, and what was done.
 
-    Attributes:
-        tensors: the new tensors, by ``weight`` and ``bias``.
-        undo: the original ones as JSON (None for a bias that was not there) and, under
-            ``baked``, the digests of the new ones.
-        how: what was changed.
+    `undo` has the original tensors as JSON (None for a bias that was not there) and, under
+    ``baked``, the digests of the new ones.
     """
 
     tensors: dict[str, RawTensor]

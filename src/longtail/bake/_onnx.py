@@ -258,7 +258,7 @@ def _target(
     """Return the scores behind an output; None if it is not plain that it has any."""
     end = graph.chain(name, _SAME | {"Cast", "ZipMap"})[-1]
     maker, array = graph.makers[end], np.asarray(before[end])
-    two = maker.op_type == "Sigmoid" and array.size == len(array)
+    two = maker.op_type == "Sigmoid" and array.ndim > 0 and array.size == len(array)
     if maker.op_type in ("Softmax", "LogSoftmax") or two:
         axis = _settings(maker).get("axis", -1 if graph.opset >= 13 else 1) % array.ndim
         # Before opset 13 a softmax runs over all axes from there on.
