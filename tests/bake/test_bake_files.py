@@ -90,6 +90,11 @@ def test_the_record_and_a_second_time(tmp_path):
     out = bake_logit_adjustment(
         saved(tmp_path, network()), PRIOR, tau=2, costs=[1, 1, 3], out=tmp_path / "b.safetensors"
     )
+    np.testing.assert_allclose(
+        load_file(out)["2.bias"] - network()[2].bias.detach(),
+        -2 * (LOG_PI - np.log([1, 1, 3])),
+        rtol=1e-5,
+    )
     record = bake_record(str(out))
     assert str(record) == "logit adjustment with tau = 2"
     assert (record.where, record.how) == ("2", "added to the bias of layer 2")
