@@ -395,7 +395,9 @@ class _Edit:
         index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
         readers = sum(list(other.input).count(given) for other in self.graph.nodes)
         if index is not None and readers == 1:
-            self.undo["initializers"][index] = _text(stored[index])
+            self.undo["initializers"][index] = base64.b64encode(
+                stored[index].SerializeToString(deterministic=True)
+            ).decode()
             stored[index].CopyFrom(from_array(new, given))
         else:
             node.input[place] = self.constant(new)
@@ -434,7 +436,9 @@ def _apply(
     if layer is not None and layer.op_type == "LinearClassifier":
         if target.width == 2:  # two margins, -d and d
             offset = np.diff(offset) * [-1, 1]
-        edit.undo["nodes"][target.layer] = _text(layer)
+        edit.undo["nodes"][target.layer] = base64.b64encode(
+            layer.SerializeToString(deterministic=True)
+        ).decode()
         bias = np.array(_settings(layer).get("intercepts", 0.0)) + offset
         _keep(layer.attribute, lambda item: item.name != "intercepts")
         layer.attribute.append(helper.make_attribute("intercepts", bias.tolist()))
@@ -654,10 +658,6 @@ def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> 
             )
     with files.atomic_path(out) as temporary:
         temporary.write_bytes(model.SerializeToString(deterministic=True))
-
-
-def _text(message: Any) -> str:
-    return base64.b64encode(message.SerializeToString(deterministic=True)).decode()
 
 
 def _digest(model: ModelProto) -> str:

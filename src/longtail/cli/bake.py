@@ -17,7 +17,6 @@ from longtail.cli._inputs import (
     SmoothingOption,
     TrainLabelsOption,
     above_zero,
-    finite,
     label_of,
     prior_of_counts,
     read_target,
@@ -80,7 +79,7 @@ def bake(
     ] = None,
     tau: Annotated[
         float | None,
-        typer.Option(metavar="T", callback=finite, help="How strongly to adjust (default: 1)."),
+        typer.Option(metavar="T", help="How strongly to adjust (default: 1)."),
     ] = None,
     tau_from: Annotated[
         Path | None,
