@@ -204,11 +204,12 @@ def test_a_bias_that_another_node_uses_gets_a_copy():
 
 
 def test_logits_probabilities_and_label_together():
-    outputs = "float[] z, float[] p, int64[] i, float[] m"
+    outputs = "float[] z, float[] p, int64[] i, float[] m, float[n, 8] x"
     nodes = "z = MatMul(x, w) p = Softmax(z) i = ArgMax<axis = 1, keepdims = 0>(z)"
     model = network(nodes + " m = ReduceMax<axes = [1]>(z)", outputs)
     baked = there_and_back(model, PRIOR)
-    z, p, i, m = run(baked, x=X)
+    z, p, i, m, x = run(baked, x=X)
+    np.testing.assert_array_equal(x, X)
     np.testing.assert_allclose(z, F - LOG_PI, atol=1e-5)
     np.testing.assert_allclose(p, softmax(F - LOG_PI), atol=1e-5)
     np.testing.assert_array_equal(i, z.argmax(1))

@@ -100,7 +100,7 @@ def bake(
     if unknown:
         raise InputError(f"there is no output {unknown[0]!r}; there is {listing(graph.outputs)}.")
     tensors = [t for end in (*output, *graph.outputs) for t in graph.chain(end, _SHOWS | _ENDS)]
-    feed, before = _first_run(graph, inputs, tensors, change)
+    feed, before = _first_run(graph, inputs, [*tensors, *graph.outputs], change)
     edit = _Edit(graph, ModelProto.FromString(model.SerializeToString()))
     edit.undo |= {"ends": {}, "nodes": {}, "initializers": {}, "original": _digest(model)}
     targets = _find(graph, before, change, output)
@@ -256,6 +256,8 @@ def _target(
     graph: _Graph, name: str, before: Mapping[str, Any], change: Change, *, named: bool
 ) -> _Target | None:
     """Return the scores behind an output; None if it is not plain that it has any."""
+    if name not in graph.index:  # an input that is given back
+        return None
     end = graph.chain(name, _SAME | {"Cast", "ZipMap"})[-1]
     maker, array = graph.makers[end], np.asarray(before[end])
     two = maker.op_type == "Sigmoid" and array.ndim > 0 and array.size == len(array)
