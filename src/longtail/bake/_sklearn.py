@@ -15,7 +15,7 @@ from scipy.special import softmax
 from sklearn.linear_model._base import LinearClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from longtail._checks import FloatArray, InputError
+from longtail._checks import InputError
 from longtail.bake._change import (
     BakeRecord,
     Change,
@@ -23,7 +23,7 @@ from longtail.bake._change import (
     bake_layer,
     close_enough,
     original_tensors,
-    refuse_twice,
+    record_text,
 )
 from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning, adjusted_twice
 from longtail.sklearn._baked import ATTRIBUTE, PARTS, is_intact
@@ -43,14 +43,13 @@ def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> 
             f"thresholded classifier bake the `estimator_`)."
         )
     check_is_fitted(model)
-    refuse_twice(record_of(model), name)
+    plain, baked = copy.copy(classifier), copy.deepcopy(model)
+    vars(plain).pop("feature_names_in_", None)  # random rows have none
     rows = np.random.default_rng(0).normal(size=(256, classifier.n_features_in_))
-    old = _scores(classifier, rows)
+    old = np.asarray(plain.decision_function(rows), np.float64).reshape(len(rows), -1)
     if hasattr(classifier, "predict_proba"):
         both = np.pad(old, ((0, 0), (1, 0))) if old.shape[1] == 1 else old
-        if not np.allclose(
-            _plain(classifier).predict_proba(rows), softmax(both, axis=1), atol=1e-5
-        ):
+        if not np.allclose(plain.predict_proba(rows), softmax(both, axis=1), atol=1e-5):
             raise InputError(
                 f"the probabilities of this {name} are not the softmax of its decision function "
                 f"(they are one-vs-rest), so its intercepts would not adjust them; wrap it in "
@@ -63,50 +62,46 @@ def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> 
     # Without fit_intercept some classifiers keep the number 0.0, others an array.
     number = isinstance(classifier.intercept_, float)
     bias = np.full(width, classifier.intercept_) if number else classifier.intercept_
-    found = {"weight": weight, "bias": bias}
-    new = bake_layer(name, width, lambda part: _raw(found[part]), change)
-    baked = copy.deepcopy(model)
+    now = {"weight": weight, "bias": bias}
+    new = bake_layer(name, width, lambda part: _raw(now[part]), change)
     after = final_estimator(baked)
     for part, tensor in new.tensors.items():
         setattr(after, PARTS[part], _array(tensor))
-    scale, offset = change.affine(width, lambda: np.asarray(weight, np.float64), bias)
-    dtype = _DTYPES[weight.dtype.name]
-    close_enough(_scores(after, rows), old * scale + offset, dtype=dtype, where=name)
+        setattr(plain, PARTS[part], _array(tensor))
+    scale, offset = change.affine(width, np.asarray(weight) if change.shift is None else None, bias)
+    got = np.asarray(plain.decision_function(rows), np.float64).reshape(len(rows), -1)
+    close_enough(got, old * scale + offset, dtype=_DTYPES[weight.dtype.name], where=name)
     how = new.how.replace("weight", "coefficients").replace("bias", "intercepts")
     undo = {**new.undo, "number": number}
-    setattr(after, ATTRIBUTE, BakeRecord.of(change, where=name, how=how, undo=undo).to_json())
+    setattr(after, ATTRIBUTE, record_text(change, where=name, how=how, undo=undo))
     _warn_if_twice(classifier, name, change)
     return baked
 
 
 def unbake(model: Any) -> Any:
     """Return a copy with the original coefficients."""
-    record = _written(model)
-    if record is None:
-        raise InputError(f"{type(final_estimator(model)).__name__} is not baked.")
     restored = copy.deepcopy(model)
     classifier = final_estimator(restored)
+    record = _written(classifier)
+    assert record is not None
     before = original_tensors(record.undo, lambda part: _raw(getattr(classifier, PARTS[part])))
     for part, tensor in before.items():
-        assert tensor is not None
-        array: Any = _array(tensor)
-        if part == "bias" and record.undo["number"]:
-            array = float(array.ravel()[0])
-        setattr(classifier, PARTS[part], array)
+        array = _array(tensor)
+        number = part == "bias" and record.undo["number"]
+        setattr(classifier, PARTS[part], float(array[0]) if number else array)
     delattr(classifier, ATTRIBUTE)
     return restored
 
 
 def record_of(model: Any) -> BakeRecord | None:
     """Return the record in a classifier that still has the coefficients it was given."""
-    record = _written(model)
-    if record is None or not is_intact(final_estimator(model), record.undo["baked"]):
-        return None
-    return record
+    classifier = final_estimator(model)
+    record = _written(classifier)
+    return record if record and is_intact(classifier, record.undo["baked"]) else None
 
 
-def _written(model: Any) -> BakeRecord | None:
-    text = getattr(final_estimator(model), ATTRIBUTE, None)
+def _written(classifier: Any) -> BakeRecord | None:
+    text = getattr(classifier, ATTRIBUTE, None)
     return None if text is None else BakeRecord.from_json(text)
 
 
@@ -127,23 +122,11 @@ def _warn_if_twice(classifier: Any, name: str, change: Change) -> None:
         warnings.warn(text, AdjustedTwiceWarning, stacklevel=5)
 
 
-def _plain(classifier: Any) -> Any:
-    """Return the same classifier without its columns' names, which random rows don't have."""
-    same = copy.copy(classifier)
-    vars(same).pop("feature_names_in_", None)
-    return same
-
-
-def _scores(classifier: Any, rows: FloatArray) -> FloatArray:
-    """Return the decision function, shape (rows, 1) for two classes."""
-    return np.asarray(_plain(classifier).decision_function(rows), np.float64).reshape(len(rows), -1)
-
-
 def _raw(array: Any) -> RawTensor:
     array = np.asarray(array)
     return RawTensor(_DTYPES[array.dtype.name], array.shape, array.tobytes())
 
 
-def _array(tensor: RawTensor) -> Any:
+def _array(tensor: Any) -> Any:
     names = {kind: name for name, kind in _DTYPES.items()}
     return np.frombuffer(tensor.data, names[tensor.dtype]).reshape(tensor.shape).copy()

@@ -12,19 +12,17 @@ import base64
 import contextlib
 import copy
 import json
-import os
 import shutil
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longtail._checks import FloatArray, InputError
+from longtail import _checks
+from longtail._checks import InputError
 from longtail.bake._change import (
     ATTRIBUTE,
-    FLOATS,
     KEY,
     BakedLayer,
     BakeRecord,
@@ -33,11 +31,10 @@ from longtail.bake._change import (
     bake_layer,
     original_tensors,
     pick,
-    refuse_twice,
-    warn_if_adjusted,
+    record_text,
     warn_of_new_bias,
 )
-from longtail.runs.files import atomic_path
+from longtail.runs.files import atomic_path, read_json, temporary_name
 
 _HEADER, _CONFIG = "longtail.header", "longtail.config"
 _MODEL, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -45,27 +42,23 @@ _MODEL, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_WEIGHTS = {".bin", ".h5", ".msgpack", ".ot", ".pt", ".pth", ".ckpt", ".onnx"}
 _PIECE = 1 << 24
 
+Reader = Callable[[str], RawTensor | None]
+
 
 def bake(state: Mapping[str, Any], change: Change, layers: Sequence[str], inputs: Any) -> Any:
     """Return a baked copy of a state dict; tensors that don't change are the same objects."""
     from longtail.bake._torch import raw, tensor_of
 
-    refuse_twice(record_of(state), "the state dict")
-
-    def read(name: str) -> RawTensor | None:
-        return raw(state[name]) if name in state else None
-
     shapes = {name: tuple(t.shape) for name, t in state.items() if hasattr(t, "shape")}
     new = OrderedDict(state)
     metadata = copy.deepcopy(getattr(state, "_metadata", {}))
-    for layer, made in _baked_layers(shapes, read, change, layers).items():
+    read: Reader = lambda name: raw(state[name]) if name in state else None  # noqa: E731
+    made = _baked_layers(shapes, read, change, layers)
+    for layer, baked in made.items():
         like = state[_join(layer, "weight")]
-        new.update({_join(layer, part): tensor_of(t, like) for part, t in made.tensors.items()})
-        undo = {"layers": {layer: made.undo}}
-        record = BakeRecord.of(change, where=layer, how=made.how, undo=undo)
-        metadata.setdefault(layer, {})[KEY] = record.to_json()
+        new.update({_join(layer, part): tensor_of(t, like) for part, t in baked.tensors.items()})
+    metadata.setdefault("", {})[KEY] = _text(change, made)
     new._metadata = metadata  # type: ignore[attr-defined]
-    warn_if_adjusted(_losses(shapes, read), change)
     return new
 
 
@@ -73,30 +66,39 @@ def unbake(state: Mapping[str, Any]) -> Any:
     """Return a copy of a state dict with the original weights."""
     from longtail.bake._torch import raw, tensor_of
 
-    if record_of(state) is None:
-        raise InputError("the state dict is not baked: it has no record of an adjustment.")
     new, metadata = OrderedDict(state), copy.deepcopy(state._metadata)  # type: ignore[attr-defined]
-    for layer, entry in metadata.items():
+    for prefix, entry in metadata.items():
         if KEY not in entry:
             continue
-        undo = next(iter(BakeRecord.from_json(entry.pop(KEY)).undo["layers"].values()))
-        now = {part: raw(state[_join(layer, part)]) for part in undo["baked"]}
-        for part, tensor in original_tensors(undo, now.get).items():
-            name = _join(layer, part)
-            if tensor is None:
-                del new[name]
-            else:
-                new[name] = tensor_of(tensor, state[name])
+        for layer, undo in BakeRecord.from_json(entry.pop(KEY)).undo["layers"].items():
+            place = _join(prefix, layer) if layer else prefix
+            now = {part: raw(state[_join(place, part)]) for part in undo["baked"]}
+            for part, tensor in original_tensors(undo, now.get).items():
+                name = _join(place, part)
+                if tensor is None:
+                    del new[name]
+                else:
+                    new[name] = tensor_of(tensor, state[name])
     new._metadata = metadata  # type: ignore[attr-defined]
     return new
 
 
 def record_of(state: Mapping[str, Any] | Path) -> BakeRecord | None:
-    """Return the record of a state dict, a safetensors file or a Hugging Face folder."""
+    """Return the record of a state dict, a safetensors file or a Hugging Face folder.
+
+    A model that transformers saved and loaded again has it in config.json alone.
+    """
     if isinstance(state, Path):
-        return _record_of_file(state)
-    entries = getattr(state, "_metadata", {}).values()
-    return next((BakeRecord.from_json(entry[KEY]) for entry in entries if KEY in entry), None)
+        shards = _shards(state)
+        texts = [shard.metadata[KEY] for shard in shards if KEY in shard.metadata]
+        config = shards[0].path.with_name("config.json")
+        if not texts and config.is_file():
+            found = _object(config)
+            texts = [found[ATTRIBUTE]] if ATTRIBUTE in found else []
+    else:
+        entries = getattr(state, "_metadata", {}).values()
+        texts = [entry[KEY] for entry in entries if KEY in entry]
+    return BakeRecord.from_json(texts[0]) if texts else None
 
 
 def bake_file(
@@ -104,17 +106,13 @@ def bake_file(
 ) -> None:
     """Write a baked copy of a safetensors file or a Hugging Face folder."""
     shards, folder = _shards(path), path.is_dir()
-    refuse_twice(_record_of_file(path), str(path))
     home = {name: shard for shard in shards for name in shard.entries}
     shapes = {name: shard.entries[name]["shape"] for name, shard in home.items()}
-
-    def read(name: str) -> RawTensor | None:
-        return home[name].read(name) if name in home else None
-
+    read: Reader = lambda name: home[name].read(name) if name in home else None  # noqa: E731
     made = _baked_layers(shapes, read, change, layers)
     changed: dict[_File, dict[str, RawTensor | None]] = {}
     for layer, new in made.items():
-        if folder and new.undo.get("bias", "") is None:
+        if folder and new.new_bias:
             raise InputError(
                 f"layer {layer} has no bias, and from_pretrained would drop a new one and the "
                 f"adjustment with it; export the model to ONNX and bake that."
@@ -122,10 +120,8 @@ def bake_file(
         for part, tensor in new.tensors.items():
             name = _join(layer, part)
             changed.setdefault(home.get(name, home[_join(layer, "weight")]), {})[name] = tensor
-    how = " and ".join(new.how for new in made.values())
-    undo = {"layers": {layer: new.undo for layer, new in made.items()}}
-    record = BakeRecord.of(change, where=", ".join(made), how=how, undo=undo).to_json()
-    texts = {KEY: record}
+    text = _text(change, made)
+    texts = {KEY: text}
     if folder:
         config = (path / "config.json").read_bytes()
         texts[_CONFIG] = _packed(config)
@@ -133,10 +129,8 @@ def bake_file(
         for shard, tensors in changed.items():
             shard.write(target / shard.path.name if folder else target, tensors, texts)
         if folder:
-            document = json.loads(config) | {ATTRIBUTE: record}
-            text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-            (target / "config.json").write_bytes(text.encode())
-    warn_if_adjusted(_losses(home, read), change)
+            document = json.dumps(_object(path / "config.json") | {ATTRIBUTE: text}, indent=2)
+            (target / "config.json").write_text(document + "\n", encoding="utf-8")
 
 
 def unbake_file(path: Path, out: Path) -> None:
@@ -144,11 +138,8 @@ def unbake_file(path: Path, out: Path) -> None:
     shards, folder = _shards(path), path.is_dir()
     baked = [shard for shard in shards if _HEADER in shard.metadata]
     if not baked:
-        saved = _record_of_file(path) is not None
         raise InputError(
             f"{path} was saved anew after it was baked; load the model and call unbake on it."
-            if saved
-            else f"{path} is not baked: it has no record of an adjustment."
         )
     home = {name: shard for shard in shards for name in shard.entries}
     before: dict[str, RawTensor | None] = {}
@@ -165,21 +156,8 @@ def unbake_file(path: Path, out: Path) -> None:
             (target / "config.json").write_bytes(_unpacked(baked[0].metadata[_CONFIG]))
 
 
-def _record_of_file(path: Path) -> BakeRecord | None:
-    """Return the record in the metadata of a file, or in the config.json beside it.
-
-    A model that transformers saved and loaded again has it in config.json alone.
-    """
-    shards = _shards(path)
-    texts = [shard.metadata[KEY] for shard in shards if KEY in shard.metadata]
-    config = shards[0].path.with_name("config.json")
-    if config.is_file() and ATTRIBUTE in config.read_text(encoding="utf-8", errors="replace"):
-        texts.append(_json(config)[ATTRIBUTE])
-    return BakeRecord.from_json(texts[0]) if texts else None
-
-
 def _baked_layers(
-    shapes: Mapping[str, Sequence[int]], read: Any, change: Change, named: Sequence[str]
+    shapes: Mapping[str, Sequence[int]], read: Reader, change: Change, named: Sequence[str]
 ) -> dict[str, BakedLayer]:
     """Return the new tensors of the layers that are named, or of the only one that fits.
 
@@ -197,14 +175,17 @@ def _baked_layers(
     found = {}
     for layer in pick(sizes, change, named, ordered=False):
         label = f"layer {layer}" if layer else "the layer"
-        found[layer] = bake_layer(label, sizes[layer][0], partial(_read_part, read, layer), change)
-        if found[layer].undo.get("bias", "") is None:
+        parts = {part: read(_join(layer, part)) for part in ("weight", "bias")}
+        found[layer] = bake_layer(label, sizes[layer][0], parts.get, change)
+        if found[layer].new_bias:
             warn_of_new_bias(label)
     return found
 
 
-def _read_part(read: Any, layer: str, part: str) -> RawTensor | None:
-    return read(_join(layer, part))  # type: ignore[no-any-return]
+def _text(change: Change, made: Mapping[str, BakedLayer]) -> str:
+    how = " and ".join(new.how for new in made.values())
+    undo = {"layers": {layer: new.undo for layer, new in made.items()}}
+    return record_text(change, where=", ".join(made) or "the layer", how=how, undo=undo)
 
 
 class _File:
@@ -218,12 +199,11 @@ class _File:
     """
 
     def __init__(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
+        safetensors = _checks.require("safetensors", extra="train")
         try:
-            with safe_open(str(path), framework="numpy"):
+            with safetensors.safe_open(str(path), framework="numpy"):
                 pass
-        except (SafetensorError, OSError) as error:
+        except (safetensors.SafetensorError, OSError) as error:
             raise InputError(f"{path} is not a safetensors file: {error}.") from error
         self.path = path
         with open(path, "rb") as file:
@@ -266,20 +246,14 @@ class _File:
         header = _unpacked(self.metadata[_HEADER])
         entries = json.loads(header[8:])
         entries.pop("__metadata__", None)
-        for name in entries:
-            if name not in before and (
-                name not in self.entries
-                or any(entries[name][key] != self.entries[name][key] for key in ("dtype", "shape"))
-            ):
+        sizes = {name: (entry["dtype"], entry["shape"]) for name, entry in self.entries.items()}
+        for name in entries.keys() - before.keys():
+            if sizes.get(name) != (entries[name]["dtype"], entries[name]["shape"]):
                 raise InputError(f"{self.path} was changed after it was baked.")
         self._write(out, header, _by_offset(entries), before)
 
     def _write(
-        self,
-        out: Path,
-        header: bytes,
-        order: Sequence[str],
-        changed: Mapping[str, RawTensor | None],
+        self, out: Path, header: bytes, order: Sequence[str], changed: Mapping[str, Any]
     ) -> None:
         with (
             atomic_path(out) as temporary,
@@ -288,9 +262,8 @@ class _File:
         ):
             target.write(header)
             for name in order:
-                new = changed.get(name)
-                if new:
-                    target.write(new.data)
+                if changed.get(name):
+                    target.write(changed[name].data)
                     continue
                 begin, end = self.entries[name]["data_offsets"]
                 source.seek(len(self.header) + begin)
@@ -308,29 +281,17 @@ def _shards(path: Path) -> list[_File]:
         return [_File(path)]
     if not (path / _INDEX).is_file():
         return [_File(path / _MODEL)]
-    names = sorted(set(_json(path / _INDEX).get("weight_map", {}).values()))
+    names = sorted(set(_object(path / _INDEX).get("weight_map", {}).values()))
     if any(Path(name).name != name for name in names):
         raise InputError(f"{path / _INDEX} names files outside its folder.")
     return [_File(path / name) for name in names]
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {error}.") from error
-    return found if isinstance(found, dict) else {}
-
-
-def _losses(names: Iterable[str], read: Any) -> Iterator[tuple[str, dict[str, FloatArray], float]]:
-    """Yield the losses of `longtail.losses` in a state dict; a scale is not state."""
-    for name in names:
-        place, _, part = name.rpartition(".")
-        if part == "alpha":
-            parts = ("alpha", "positive", "negative", "dense")
-            found = {key: _read_part(read, place, key) for key in parts}
-            known = {key: t for key, t in found.items() if t is not None and t.dtype in FLOATS}
-            yield place, {key: tensor.values() for key, tensor in known.items()}, 1.0
+def _object(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is not the configuration of a model: it holds no JSON object.")
+    return found
 
 
 @contextlib.contextmanager
@@ -342,7 +303,7 @@ def _target(path: Path, out: Path) -> Iterator[Path]:
     if path.is_file():
         yield out
         return
-    staged = out.with_name(f"{out.name}.{os.getpid()}.tmp")
+    staged = temporary_name(out)
     staged.mkdir()
     try:
         yield staged
@@ -352,7 +313,7 @@ def _target(path: Path, out: Path) -> Iterator[Path]:
                 shutil.copytree(item, there)
             elif not there.exists() and item.suffix.lower() not in _OTHER_WEIGHTS:
                 shutil.copyfile(item, there)
-        os.replace(staged, out)
+        staged.rename(out)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 

@@ -1,6 +1,6 @@
 """Baking torch modules: the last linear layer gets a new bias (and weight).
 
-The record is an attribute of the layer, in the metadata of its state dict (where it adds no key,
+The record is an attribute of the module, in the metadata of its state dict (where it adds no key,
 so that the plain network loads it) and, in a model of transformers, in `model.config`, which
 survives save_pretrained and from_pretrained.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import log_softmax
 from torch import Tensor, nn
 
 from longtail._checks import InputError, as_numpy
@@ -27,13 +28,14 @@ from longtail.bake._change import (
     RawTensor,
     bake_layer,
     close_enough,
-    is_original,
     original_tensors,
     pick,
-    refuse_twice,
-    warn_if_adjusted,
+    record_text,
     warn_of_new_bias,
 )
+from longtail.losses import PairwiseMarginLoss
+from longtail.margins import Margin
+from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice, log_probs
 
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -42,69 +44,43 @@ _HARMLESS = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Identity, nn.Dropout, n
 
 def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
     """Return a baked copy of a module, checked on `inputs` or, without them, layer by layer."""
-    refuse_twice(record_of(model), "the model")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InputError("a TorchScript module can't be changed; bake the module it was made from.")
     modules: dict[str, Any] = {
         name: part for name, part in model.named_modules() if isinstance(part, _LAYERS)
     }
-    sizes = {
-        name: (
-            part.out_features if isinstance(part, nn.Linear) else part.out_channels,
-            part.in_features if isinstance(part, nn.Linear) else part.in_channels,
-        )
-        for name, part in modules.items()
-    }
+    sizes = {name: (len(part.weight), part.weight.shape[1]) for name, part in modules.items()}
     names = pick(sizes, change, layers, ordered=True)
-    try:
-        baked = copy.deepcopy(model)
-    except Exception as error:
-        reason = str(error).split("\n")[0].rstrip(".")
-        raise InputError(f"the model can't be copied ({reason}); bake its ONNX export.") from error
+    baked = copy.deepcopy(model)
     _forget(baked)
     hows, undos = [], {}
     for name in names:
         before, after = modules[name], baked.get_submodule(name)
         label = f"layer {name}" if name else "the layer"
-        if not {"weight", "bias"} <= set(before._parameters) or before.weight.is_meta:
-            raise InputError(
-                f"the weights of {label} are no plain parameters (parametrized, pruned or not "
-                f"loaded yet); make them so with remove_parametrizations, prune.remove or by "
-                f"loading them."
-            )
         new = bake_layer(label, sizes[name][0], _reader(before), change)
         for part, tensor in new.tensors.items():
             _put(after, part, tensor)
-        record = BakeRecord.of(
-            change, where=name or label, how=new.how, undo={"layers": {name: new.undo}}
-        )
-        setattr(after, ATTRIBUTE, record.to_json())
-        after.register_state_dict_post_hook(_WriteMetadata())
         hows.append(new.how)
         undos[name] = new.undo
         if inputs is None:
             _check_layer(before, after, change, label)
             _check_order(model, name, label)
-        if before.bias is None and hasattr(model, "save_pretrained"):
+        if new.new_bias and hasattr(model, "save_pretrained"):
             warn_of_new_bias(label)
     if inputs is not None:
         _check_whole(model, baked, [modules[name] for name in names], inputs, change)
+    where, how = ", ".join(names) or "the layer", " and ".join(hows)
+    text = record_text(change, where=where, how=how, undo={"layers": undos})
+    setattr(baked, ATTRIBUTE, text)
+    baked.register_state_dict_post_hook(_WriteMetadata())
     if hasattr(getattr(baked, "config", None), "to_json_string"):  # of transformers
-        whole = BakeRecord.of(
-            change, where=", ".join(names), how=" and ".join(hows), undo={"layers": undos}
-        )
-        setattr(baked.config, ATTRIBUTE, whole.to_json())
-    warn_if_adjusted(_losses(model), change)
+        setattr(baked.config, ATTRIBUTE, text)
+    _warn_of_losses(model, change)
     return baked
 
 
 def unbake(model: Any) -> Any:
     """Return a copy of a module with the original weights."""
     restored = copy.deepcopy(model)
-    found = list(_baked_layers(restored))
-    if not found:
-        raise InputError("the model is not baked: it has no record of an adjustment.")
-    for layer, _, undo in found:
+    for layer, _, undo in list(_baked_layers(restored)):
         for part, tensor in original_tensors(undo, _reader(layer)).items():
             _put(layer, part, tensor)
     _forget(restored)
@@ -112,36 +88,26 @@ def unbake(model: Any) -> Any:
 
 
 def record_of(model: Any) -> BakeRecord | None:
-    """Return the record in a module, unless its original weights were loaded again."""
+    """Return the record in a module."""
     return next((record for _, record, _ in _baked_layers(model)), None)
 
 
 def _baked_layers(model: Any) -> Iterator[tuple[Any, BakeRecord, Mapping[str, Any]]]:
     """Yield each baked layer with its record, and what undoes it.
 
-    The record of a layer goes with it into another module; a model that transformers saved and
-    loaded again has it in its configuration alone.
+    The record goes with a module into another one; a model that transformers saved and loaded
+    again has it in its configuration alone.
     """
-    marked = [part for part in model.modules() if hasattr(part, ATTRIBUTE)]
-    for layer in marked:
-        record = BakeRecord.from_json(getattr(layer, ATTRIBUTE))
-        undo = next(iter(record.undo["layers"].values()))
-        if not _has_original(layer, undo):
-            yield layer, record, undo
+    found = [
+        (part, getattr(part, ATTRIBUTE)) for part in model.modules() if hasattr(part, ATTRIBUTE)
+    ]
     text = getattr(getattr(model, "config", None), ATTRIBUTE, None)
-    if isinstance(text, str) and not marked:
+    if isinstance(text, str) and not found:
+        found = [(model, text)]
+    for part, text in found:
         record = BakeRecord.from_json(text)
         for name, undo in record.undo["layers"].items():
-            layer = model.get_submodule(name)
-            if not _has_original(layer, undo):
-                yield layer, record, undo
-
-
-def _has_original(layer: Any, undo: Mapping[str, Any]) -> bool:
-    tensors = [getattr(layer, part, None) for part in undo["baked"]]
-    # Sharded tensors, or fake ones of an export, have no bytes to compare.
-    plain = (t is None or (type(t) in (Tensor, nn.Parameter) and not t.is_meta) for t in tensors)
-    return all(plain) and is_original(undo, _reader(layer))
+            yield part.get_submodule(name), record, undo
 
 
 def _forget(model: Any) -> None:
@@ -157,18 +123,17 @@ def _forget(model: Any) -> None:
 
 
 class _WriteMetadata:
-    """State-dict hook of a baked layer: its record goes into the metadata, not among the keys."""
+    """State-dict hook of a baked module: its record goes into the metadata, not among the keys."""
 
     def __call__(self, module: Any, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
-        if record_of(module) is not None:
-            metadata[KEY] = getattr(module, ATTRIBUTE)
+        metadata[KEY] = getattr(module, ATTRIBUTE)
 
     def __deepcopy__(self, memo: Any) -> _WriteMetadata:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # A pickled module must load where there is no longtail: the standard library's callable
-        # that takes anything and does nothing stands in. The layer keeps its record.
+        # that takes anything and does nothing stands in. The module keeps its record.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
@@ -205,13 +170,24 @@ def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
     setattr(layer, part, new)
 
 
-def _losses(model: Any) -> Iterator[tuple[str, dict[str, Any], float]]:
-    """Yield the losses of `longtail.losses` among the parts of a module."""
+def _warn_of_losses(model: Any, change: Change) -> None:
+    """Warn if a loss in the model, as a LightningModule holds it, has made the adjustment already.
+
+    Not an error, since the model may have been trained with another one.
+    """
     for name, part in model.named_modules():
-        buffers = dict(part.named_buffers(recurse=False))
-        if "alpha" in buffers and not buffers["alpha"].is_meta:
-            arrays = {key: as_numpy(value) for key, value in buffers.items()}
-            yield name or type(part).__name__, arrays, getattr(part, "scale", 1.0)
+        if change.prior is None or not isinstance(part, PairwiseMarginLoss):
+            continue
+        alpha, positive, negative = map(as_numpy, (part.alpha, part.positive, part.negative))
+        dense = None if part.dense is None else as_numpy(part.dense)
+        margin = Margin(alpha, positive, negative, dense, part.scale, part.name)
+        elsewhere = bool({"target_prior", "costs"} & change.settings.keys())
+        text = adjusted_twice(margin, change.prior, tau=change.tau, elsewhere=elsewhere)
+        if text is not None:
+            where = name or type(part).__name__
+            warnings.warn(
+                f"the model holds a loss ({where}): {text}", AdjustedTwiceWarning, stacklevel=5
+            )
 
 
 def _check_layer(before: Any, after: Any, change: Change, label: str) -> None:
@@ -235,8 +211,7 @@ def _check_order(model: Any, name: str, label: str) -> None:
     """
     parts = list(model.named_modules())
     place = [key for key, _ in parts].index(name)
-    later = [part for key, part in parts[place + 1 :] if not key.startswith(f"{name}.")]
-    later = [part for part in later if not type(part).__name__.endswith("Loss")]
+    later = [part for _, part in parts[place + 1 :] if not type(part).__name__.endswith("Loss")]
     steps = name.split(".") if name else []
     around = [model.get_submodule(".".join(steps[:k])) for k in range(len(steps))]
     found = [type(part).__name__ for part in later if "norm" in type(part).__name__.lower()]
@@ -285,12 +260,6 @@ def _scores(model: Any, inputs: Any) -> list[Tensor]:
                 found = model(**inputs)
             else:
                 found = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise InputError(
-            f"the model can't be run on `inputs` ({type(error).__name__}: {reason}); pass what it "
-            f"is called with: a tensor, a tuple, or a dictionary of keywords."
-        ) from error
     finally:
         for part, mode in training.items():
             part.training = mode
@@ -302,22 +271,20 @@ def _scores(model: Any, inputs: Any) -> list[Tensor]:
 
 
 def _compare(old: Tensor, new: Tensor, layer: Any, change: Change, where: str) -> None:
-    """Refuse scores that are not the adjusted ones; probabilities are compared as such."""
+    """Refuse scores that are not the adjusted ones, up to a number per example if normalized."""
     axis = 1 if layer.weight.ndim > 2 and old.ndim > 2 else -1
     before, after = (as_numpy(part.double().movedim(axis, -1)) for part in (old, new))
-    bias = None if layer.bias is None else raw(layer.bias).values()
-    scale, offset = change.affine(before.shape[-1], lambda: raw(layer.weight).values(), bias)
     dtype = raw(layer.weight[:0]).dtype
-    wanted = before * scale + offset
-    logs = bool(np.all(before <= 0))
-    probs = np.exp(before) if logs else before
-    sums = np.abs(probs.sum(-1) - 1)
-    if probs.shape[-1] > 1 and np.all(probs >= 0) and np.all(sums < max(1e-4, 4 * EPS[dtype])):
-        with np.errstate(divide="ignore"):
-            odds = np.log(probs) * scale + offset
-        odds = np.exp(odds - odds.max(-1, keepdims=True))
-        wanted = odds / odds.sum(-1, keepdims=True)
-        after = np.exp(after) if logs else after
-        # By the digits of bfloat16 probabilities would pass for anything.
-        dtype = "F16" if dtype == "BF16" else dtype
-    close_enough(after, wanted, dtype=dtype, where=where)
+    bias = None if layer.bias is None else raw(layer.bias).values()
+    scale, offset = change.affine(before.shape[-1], raw(layer.weight).values(), bias)
+    known: Any = True
+    if before.shape[-1] > 1:
+        if before.min() >= 0 and np.allclose(before.sum(-1), 1, atol=max(1e-4, 4 * EPS[dtype])):
+            known = (before > 0) & (after > 0)  # probabilities that did not underflow
+            before, after = log_probs(before), log_probs(after)
+            # By the digits of bfloat16 probabilities would pass for anything.
+            dtype = "F16" if dtype == "BF16" else dtype
+        before, after = log_softmax(before * scale + offset, -1), log_softmax(after, -1)
+    else:
+        before = before * scale + offset
+    close_enough(np.where(known, after, before), before, dtype=dtype, where=where)

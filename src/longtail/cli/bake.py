@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +17,6 @@ from longtail.cli._inputs import (
     SmoothingOption,
     TrainLabelsOption,
     above_zero,
-    finite,
     label_of,
     prior_of_counts,
     read_target,
@@ -27,23 +25,24 @@ from longtail.cli._inputs import (
 )
 
 if TYPE_CHECKING:
-    from longtail.bake import BakeRecord
     from longtail.priors import ClassPrior
     from longtail.runs import Run
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-
-# What says by how much to adjust each class.
-_ADJUSTING = {
-    "--counts",
-    "--train-labels",
-    "--prior",
-    "--smoothing",
-    "--classes",
-    "--target",
-    "--costs",
-}
+# Of each of these at most one is given.
+_EITHER = [
+    ("--counts", "--train-labels"),
+    ("--counts", "--prior"),
+    ("--train-labels", "--prior"),
+    ("--prior", "--smoothing"),
+    ("--tau", "--tau-from"),
+]
+# What says by how much to adjust each class, for which weight normalization has no use.
+_ADJUSTING = {"--counts", "--train-labels", "--prior", "--smoothing", "--classes", "--target"}
+_ADJUSTING |= {"--costs"}
+# What else may be given with --undo.
+_UNDOING = {"--model", "--out", "--undo", "--force", "--json"}
 
 
 class BiasMode(StrEnum):
@@ -56,6 +55,7 @@ class BiasMode(StrEnum):
 
 @app.command()
 def bake(
+    ctx: typer.Context,
     model: Annotated[
         Path,
         typer.Argument(
@@ -79,7 +79,7 @@ def bake(
     ] = None,
     tau: Annotated[
         float | None,
-        typer.Option(metavar="T", callback=finite, help="How strongly to adjust (default: 1)."),
+        typer.Option(metavar="T", help="How strongly to adjust (default: 1)."),
     ] = None,
     tau_from: Annotated[
         Path | None,
@@ -138,92 +138,84 @@ def bake(
       longtail bake runs/digits-lt/softmax-s0-10db5896 -o baked.safetensors
       longtail bake baked.onnx --undo --out model.onnx
     """
-    from longtail._checks import InputError
+    import numpy as np
+
     from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
-    from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning
+    from longtail.posthoc import LEAST_AGAIN
 
-    _console.refuse_overwrite(out, force)
-    given: dict[str, Any] = {"--counts": counts, "--train-labels": train_labels, "--prior": prior}
-    given |= {"--costs": costs, "--target": None if target == "balanced" else target}
-    given |= {"--smoothing": smoothing or None, "--classes": classes, "--bias-mode": bias_mode}
-    given |= {"--tau": tau, "--tau-from": tau_from}
-    given |= {"--layer": layer or None, "--output": output or None, "--inputs": inputs}
-    named = [name for name, value in given.items() if value is not None]
-    _refuse_contradictions(named, method, undo=undo)
-    run, file = _source(model, out)
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    named = [f"--{name.replace('_', '-')}" for name in typed]
+    normalizing = method is Method.weight_normalization
+    idle = [name for name in named if name in (_ADJUSTING if normalizing else {"--bias-mode"})]
     if undo:
-        record = bake_record(file)
-        unbake(file, out=out, force=force)
-        _finish(file, out, record, json=json, undone=True)
-        return
-    strength = _tau_of(tau_from, method) if tau_from is not None else tau
-    if run is not None and not layer and "fc.weight" in run.model():
-        layer = ["fc"]  # the last layer of the networks here
-    common: dict[str, Any] = {"tau": 1.0 if strength is None else strength, "out": out}
-    common |= {"layer": layer or None, "output": output or None, "force": force}
-    common |= {"inputs": None if inputs is None else _arrays(inputs)}
+        idle = [name for name in named if name not in _UNDOING]
+    if idle:
+        what = "--undo" if undo else f"--method {method.value}"
+        raise typer.BadParameter(f"{what} has no use for {idle[0]}; leave it out")
+    for one, other in _EITHER:
+        if {one, other} <= set(named):
+            raise typer.BadParameter(f"give either {one} or {other}, not both")
     doubtful = False
-    with _console.working("baking"):
-        if method is Method.weight_normalization:
-            bake_weight_normalization(file, bias_mode=(bias_mode or BiasMode.scale).value, **common)
-        else:
-            from longtail.predictions.labels import read_class_names
-
-            names = None if classes is None else read_class_names(classes)
-            found = _prior(run, counts, train_labels, prior, names, smoothing)
-            width = found.num_classes
-            if names is not None and len(names) != width:
-                raise InputError(
-                    f"--classes has {len(names)} names, but there are {width} classes."
-                )
-            elsewhere = " and ".join(name for name in ("--target", "--costs") if name in named)
-            much = common["tau"] >= LEAST_AGAIN and found.imbalance_ratio > 1
-            asked = common["tau"] if tau_from is None else None
-            told = much and warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere or None)
-            # What held-out data chose is right for whatever the model was trained with.
-            plain = run is not None and trained_plainly(run)
-            doubtful = much and tau_from is None and not (told or plain)
-            with warnings.catch_warnings():
-                if told:  # the run's weights may hold the loss, too
-                    warnings.simplefilter("ignore", AdjustedTwiceWarning)
-                bake_logit_adjustment(
-                    file,
-                    found,
-                    target_prior=read_target(target, width, names),
-                    costs=None if costs is None else _positive("--costs", costs, width, names),
-                    **common,
-                )
-    _finish(file, out, bake_record(out), json=json, undone=False, inputs=inputs)
-    if doubtful and not json:
+    run = _opened(model, out) if (model / "run.json").is_file() else None
+    if run is not None:
+        model = run.folder / "model.safetensors"
+        layer = layer or (["fc"] if "fc.weight" in run.model() else None)
+    if undo:
+        record = bake_record(model)
+        unbake(model, out=out, force=force)
+    else:
+        strength = 1.0 if tau is None else tau
+        if tau_from is not None:
+            strength = _tau_of(tau_from, method)
+        common: dict[str, Any] = {"tau": strength, "out": out, "force": force}
+        common |= {"layer": layer or None, "output": output or None}
+        common |= {"inputs": None if inputs is None else _arrays(inputs)}
+        with _console.working("baking"):
+            if normalizing:
+                common["bias_mode"] = (bias_mode or BiasMode.scale).value
+                bake_weight_normalization(model, **common)
+            else:
+                found, names = _prior(run, counts, train_labels, prior, classes, smoothing)
+                width = len(found.probs)
+                much = strength >= LEAST_AGAIN and bool(np.ptp(found.probs) > 0)
+                plain = tau_from is not None  # held-out data are right for whatever training
+                if much and run is not None:
+                    asked = None if tau_from else strength
+                    elsewhere = " and ".join(n for n in ("--target", "--costs") if n in named)
+                    plain |= trained_plainly(run)
+                    plain |= warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere or None)
+                doubtful = much and not plain
+                aim = None if target == "balanced" else read_target(target, width, names)
+                weights = None if costs is None else _positive("--costs", costs, width, names)
+                bake_logit_adjustment(model, found, target_prior=aim, costs=weights, **common)
+        record = bake_record(out)
+    assert record is not None
+    if json:
+        shown = {"method": record.method, "tau": record.tau, "where": record.where}
+        shown |= {"how": record.how, **record.settings}
+        _console.print_json({"model": model, "out": out, "undone": undo, **shown})
+        return
+    if undo:
+        done = f"Undone: {record}. The weights in {out} are the original ones, to the byte."
+        _console.line(_console.wrapped(done))
+        return
+    layers = record.undo.get("layers")
+    checked = f"Checked on {inputs or 'random inputs'}: its outputs are the adjusted ones."
+    if layers is not None:  # what stands around a state dict's layer is not known
+        checked = "The layer gives the adjusted logits."
+    if not any(made.get("bias", "") is None for made in (layers or {}).values()):
+        checked += " It needs no new code;"  # else a warning has said what it needs
+    back = f"`longtail bake {out} --undo --out {'FOLDER' if out.is_dir() else 'FILE'}` gives"
+    _console.line(_console.wrapped(f"Baked {record} into {out}, {record.how}."))
+    _console.line(_console.wrapped(f"{checked} {back} the original back."))
+    if doubtful:
         _console.line("Right only if trained without logit adjustment or class balancing.")
 
 
-def _refuse_contradictions(given: list[str], method: Method, *, undo: bool) -> None:
-    """Refuse options that contradict each other or would do nothing."""
-    priors = [name for name in given if name in ("--counts", "--train-labels", "--prior")]
-    unused = [name for name in given if name in _ADJUSTING]
-    if undo and given:
-        raise typer.BadParameter(f"--undo takes out what was baked in; leave out {given[0]}")
-    if len(priors) > 1:
-        raise typer.BadParameter(f"{' and '.join(priors)} say the same; give one")
-    if {"--tau", "--tau-from"} <= set(given):
-        raise typer.BadParameter("give either --tau or --tau-from, not both")
-    if {"--prior", "--smoothing"} <= set(given):
-        raise typer.BadParameter("--smoothing is added to counts, and --prior gives none")
-    if method is Method.weight_normalization and unused:
-        raise typer.BadParameter(
-            f"weight normalization takes the norms from the layer itself; leave out {unused[0]}"
-        )
-    if method is Method.logit_adjustment and "--bias-mode" in given:
-        raise typer.BadParameter("--bias-mode is for --method weight-normalization; leave it out")
-
-
-def _source(model: Path, out: Path) -> tuple[Run | None, Path]:
-    """Return the run, if the argument is a run folder, and what to bake."""
+def _opened(model: Path, out: Path) -> Run:
+    """Return a run whose last layer can be baked."""
     from longtail._checks import InputError
-
-    if not (model / "run.json").is_file():
-        return None, model
     from longtail.runs import Run
 
     run = Run.open(model)
@@ -237,7 +229,7 @@ def _source(model: Path, out: Path) -> tuple[Run | None, Path]:
             f"{run.folder} has a {head} head, which takes no bias; export the model to ONNX and "
             f"bake that."
         )
-    return run, run.folder / "model.safetensors"
+    return run
 
 
 def _prior(
@@ -245,53 +237,58 @@ def _prior(
     counts: str | None,
     train_labels: Path | None,
     prior: str | None,
-    names: list[str] | None,
+    classes: str | None,
     smoothing: float,
-) -> ClassPrior:
-    """Return the prior that the options name, or the run's own."""
+) -> tuple[ClassPrior, list[str] | None]:
+    """Return the prior that the options name, or the run's own; and the names of the classes."""
     import numpy as np
 
-    from longtail import _checks
     from longtail._checks import InputError
-    from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers, whole
+    from longtail.predictions import labels
     from longtail.priors import ClassPrior
 
+    names = None if classes is None else labels.read_class_names(classes)
+    width = None if names is None else len(names)
+    numbers: Any = None
+    option = "--counts"
     if prior is not None:
-        probs = _positive("--prior", prior, None, names)
+        probs = _positive("--prior", prior, width, names)
         if abs(probs.sum() - 1) > 1e-6:
             raise InputError(
                 f"--prior must be probabilities, which sum to 1, but these sum to "
                 f"{probs.sum():g}; give numbers of training examples with --counts."
             )
-        return ClassPrior.from_probs(probs)
-    if counts is None and train_labels is None:
-        if run is None:
-            raise InputError(
-                "the numbers of training examples per class are needed: pass --counts 900,90,10, "
-                "--counts FILE, --train-labels FILE or --prior FILE."
-            )
-        if not smoothing or run.prior.counts is None:
-            return run.prior
-        return ClassPrior.from_counts(run.prior.counts, smoothing=smoothing)
+        return ClassPrior.from_probs(probs), names
     if counts is not None:
-        option = "--counts"
-        numbers = read_numbers(counts, option=option, num_classes=None, class_names=names)
-    else:
-        assert train_labels is not None
-        option = "--train-labels"
+        numbers = labels.read_numbers(counts, option=option, num_classes=width, class_names=names)
+    elif train_labels is not None:
+        option, found = "--train-labels", labels.read_labels(train_labels, names)
         if names is None:
-            labels = read_labels(train_labels)
-            if any(whole(str(label)) is None for label in set(labels.tolist())):
+            try:
+                numbers = np.bincount(np.asarray(found, np.int64))
+            except ValueError as error:
                 raise InputError(
                     f"--train-labels {train_labels}: labels that are names need the classes in "
                     f"the order of the model's outputs, with --classes."
-                )
-            numbers = np.bincount(_checks.labels(np.asarray(labels, np.int64), name=option))
+                ) from error
         else:
-            encode = LabelEncoder(len(names), names, name=f"--train-labels {train_labels}")
-            labels = read_labels(train_labels, names)
-            numbers = np.bincount(encode(labels), minlength=len(names))
-    return prior_of_counts(numbers, source=option, smoothing=smoothing, label=label_of(names))
+            encode = labels.LabelEncoder(len(names), names, name=f"{option} {train_labels}")
+            numbers = np.bincount(encode(found), minlength=len(names))
+    elif run is not None:
+        if width not in (None, run.prior.num_classes):
+            raise InputError(
+                f"--classes has {width} names, but there are {run.prior.num_classes} classes."
+            )
+        if not smoothing or run.prior.counts is None:
+            return run.prior, names
+        numbers = run.prior.counts
+    else:
+        raise InputError(
+            "the numbers of training examples per class are needed: pass --counts 900,90,10, "
+            "--counts FILE, --train-labels FILE or --prior FILE."
+        )
+    label = str if names is None else label_of(names)
+    return prior_of_counts(numbers, source=option, smoothing=smoothing, label=label), names
 
 
 def _positive(option: str, text: str, width: int | None, names: list[str] | None) -> Any:
@@ -307,11 +304,9 @@ def _tau_of(path: Path, method: Method) -> float:
     from longtail._checks import InputError
     from longtail.runs.files import read_json
 
-    if not path.is_file():
-        raise InputError(f"--tau-from: there is no file {path}.")
     document = read_json(path)
     tau = document.get("tau") if isinstance(document, dict) else None
-    if isinstance(tau, bool) or not isinstance(tau, int | float):
+    if not isinstance(tau, float | int):
         raise InputError(
             f"--tau-from: {path} has no number `tau`; it must hold what `longtail tune --json` "
             f"or `longtail adjust --json` printed."
@@ -335,35 +330,3 @@ def _arrays(path: Path) -> dict[str, Any]:
             return {name: archive[name] for name in archive.files}
     except (ValueError, OSError, TypeError) as error:  # TypeError: it is an .npy file
         raise InputError(f"--inputs: {path} can't be read as an .npz file: {error}.") from error
-
-
-def _finish(
-    file: Path,
-    out: Path,
-    record: BakeRecord | None,
-    *,
-    json: bool,
-    undone: bool,
-    inputs: Path | None = None,
-) -> None:
-    """Print what was done."""
-    assert record is not None
-    if json:
-        shown = {"method": record.method, "tau": record.tau, "where": record.where}
-        shown |= {"how": record.how, **record.settings}
-        _console.print_json({"model": file, "out": out, "undone": undone, **shown})
-        return
-    if undone:
-        text = f"Undone: {record}. The weights in {out} are the original ones, to the byte."
-        _console.line(_console.wrapped(text))
-        return
-    _console.line(_console.wrapped(f"Baked {record} into {out}, {record.how}."))
-    layers = record.undo.get("layers")
-    on = "random inputs" if inputs is None else inputs
-    checked = f"Checked on {on}: its outputs are the adjusted ones."
-    if layers is not None:  # what stands around a state dict's layer is not known
-        checked = "The layer gives the adjusted logits."
-    new_bias = any(undo.get("bias", "") is None for undo in (layers or {}).values())
-    code = "" if new_bias else "It needs no new code; "  # a warning has said what it needs
-    undoing = f"`longtail bake {out} --undo --out {'FOLDER' if out.is_dir() else 'FILE'}` gives"
-    _console.line(_console.wrapped(f"{checked} {code}{undoing} the original back."))
