@@ -75,7 +75,7 @@ def aims():
     rows = []
     for method, text in {
         "plain": "plain",
-        "class weights": 'class_weight="balanced"',
+        "class weights": '`class_weight="balanced"`',
         "ours": "`LogitAdjustedClassifierCV`",
         "ours, f1_macro": 'the same, `scoring="f1_macro"`',
     }.items():
