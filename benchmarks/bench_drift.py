@@ -165,8 +165,8 @@ def against_quapy():
 def alarm_table(record):
     """False alarms and delays in Markdown."""
     lines = [
-        "| classes | held-out examples | in a batch | false alarms | found after a drift | "
-        "batches until then | false alarms without calibration |",
+        "| classes | held out | in a batch | false alarms | found after a drift | "
+        "batches until then | false alarms, raw model |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in record["alarms"]:

@@ -11,9 +11,9 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 INTRO = """# Benchmarks
 
-Every number on this page comes from a record in `results/`, by `python benchmarks/make_page.py`;
-ratios were measured side by side in one run. Run a benchmark again with
-`python benchmarks/NAME.py`. The losses on a GPU have [a page of their own](kernels.md).
+How well and how fast it works. Repeat a benchmark with `python benchmarks/NAME.py`; it writes its
+record to `results/`, and `python benchmarks/make_page.py` makes this page of them. The losses on a
+GPU have [a page of their own](kernels.md).
 """
 
 
@@ -44,11 +44,11 @@ def estimators():
     found = record("bench_sklearn")
     parts = [
         "## scikit-learn estimators",
-        f"{len(found['sets'])} natural long tails (ten tables, two sets of short texts), "
-        f"{found['splits']} splits of each, nothing tuned but τ: means over the sets, in percent "
-        'but for the log-loss; in brackets on how many sets `LogitAdjustedClassifierCV` ("ours") '
-        "has the higher balanced accuracy, and its mean lead in points with the 95% interval over "
-        "sets. The sets were fixed before anything was measured. `bench_sklearn.py`.",
+        f"Means over {len(found['sets'])} natural long tails (ten tables, two sets of short "
+        f"texts; {found['splits']} splits of each), fixed before anything was measured; in percent "
+        "but for the log-loss. Only τ was tuned. The last column is the lead of "
+        '`LogitAdjustedClassifierCV` ("ours") in points of balanced accuracy, with its 95% '
+        "interval over the sets and the number of sets on which it is ahead. `bench_sklearn.py`.",
     ]
     for base, cells in found["methods"].items():
         rows = []
@@ -75,7 +75,7 @@ def aims():
     rows = []
     for method, text in {
         "plain": "plain",
-        "class weights": 'class_weight="balanced"',
+        "class weights": '`class_weight="balanced"`',
         "ours": "`LogitAdjustedClassifierCV`",
         "ours, f1_macro": 'the same, `scoring="f1_macro"`',
     }.items():
@@ -109,8 +109,8 @@ def worst(methods):
                 said.append(f"{base} on {name} ({lead.mean():.1f} ± {error:.1f})")
     text = ", ".join(said).replace("-0", "−0").replace("(-", "(−")
     return (
-        f"Ours is behind plain, in points of balanced accuracy with the standard error over the "
-        f"splits, for {text}."
+        f"Ours is behind plain (points of balanced accuracy, standard error over the splits) for "
+        f"{text}."
     )
 
 
@@ -130,7 +130,7 @@ def tuning():
     header = ["logits", "dtype", "class order", "grid, s", "exact curve, s", "times faster"]
     return [
         "## Exact tuning of tau",
-        f"`tune_tau`'s whole curve against argmaxes on a grid of 101 taus in the logits' own dtype "
+        f"`tune_tau`'s whole curve against argmaxes on a grid of 101 taus "
         f"({found['machine']['device']}). `bench_tuning.py`.",
         table(header, rows),
     ]
@@ -153,8 +153,7 @@ def adjusting():
     return [
         "## Adjusting a large file",
         f"`longtail adjust` on {examples:,} x {classes:,} float32 logits in a memory-mapped file, "
-        f"choice of tau and all results included, writing excluded ({found['machine']['device']}). "
-        "`bench_adjust.py`.",
+        f"without writing ({found['machine']['device']}). `bench_adjust.py`.",
         table(header, rows),
     ]
 
@@ -175,8 +174,7 @@ def samplers():
     return [
         "## Samplers",
         f"`ClassSampler` on {found['examples']:,} labels, imbalance ratio {found['imbalance']}, "
-        "beside `torch.multinomial` with one weight per example, which torch's "
-        f"WeightedRandomSampler draws with; processor seconds "
+        "beside `torch.multinomial`, which WeightedRandomSampler draws with; processor seconds "
         f"({found['machine']['device']}). `bench_samplers.py`.",
         table(header, rows),
     ]
@@ -199,15 +197,13 @@ def cohorts():
     mean = {name: 100 * np.mean(errors) for name, errors in short["errors"].items()}
     return [
         "## Training many runs on one GPU",
-        f"ResNet-32 on CIFAR-10-LT, batches of 128, bfloat16: wall time of a whole epoch over its "
-        f"{speed['steps']} steps and its runs ({found['device']}, torch "
-        f"{found['versions']['torch']}). The plain loop takes the same step eagerly, in the "
-        "operations of torch itself. `bench_cohort.py`.",
+        f"ResNet-32 on CIFAR-10-LT, batches of 128, bfloat16: wall time of an epoch, divided by "
+        f"its {speed['steps']} steps and its runs ({found['device']}, torch "
+        f"{found['versions']['torch']}). The plain loop is eager torch. `bench_cohort.py`.",
         table(["", "ms a model-step", "times faster"], rows),
-        f"Both loops train alike. In float32 their losses differ by at most {max(apart[:5]):.0e} "
-        f"(relative) over the first five steps; rounding then grows, as it does between two plain "
-        f"loops. After {short['recipe']['epochs']} epochs the balanced test error over "
-        f"{len(short['errors']['graph'])} seeds is {mean['plain eager']:.1f}% and "
+        f"Both loops train alike: in float32 their losses differ by at most {max(apart[:5]):.0e} "
+        f"(relative) over five steps. After {short['recipe']['epochs']} epochs the balanced test "
+        f"error over {len(short['errors']['graph'])} seeds is {mean['plain eager']:.1f}% and "
         f"{mean['graph']:.1f}%; the paired 95% interval of the difference is "
         f"[{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}] points.".replace("-", "−"),
         *real_cohort(),
@@ -227,8 +223,8 @@ def ingredients():
     ]
     return [
         f"What [the ingredients of the strong recipe](ingredients.md) cost a cohort of "
-        f"{found['ingredients']['runs']} runs there; the last column is the time in which all "
-        "batches of an epoch are made, for all runs.",
+        f"{found['ingredients']['runs']} runs there; the last column is for all batches of an "
+        "epoch.",
         table(["", "ms a model-step", "times as long", "batches, ms"], rows),
     ]
 
@@ -245,10 +241,9 @@ def students():
     of_ratio = "" if ratio is None else f" with imbalance ratio {ratio:g}"
     return [
         f"An epoch of {found['students']} students of {found['teachers']} teachers on "
-        f"{found['data']['name']}{of_ratio} there ({found['steps']} steps): "
-        "with answers that are at hand; with teachers that answer before the first step; and with "
-        "teachers that answer aside, while the epoch before is stepped through, as training does. "
-        "`bench_students.py`.",
+        f"{found['data']['name']}{of_ratio} there ({found['steps']} steps): with the teachers' "
+        "answers at hand, computed before the first step, or aside during the epoch before, as "
+        "training does. `bench_students.py`.",
         table(["", "ms"], rows),
     ]
 
@@ -293,15 +288,13 @@ def coverage():
         "## Do the intervals hold what they promise?",
         f"How often nominal {100 * found['level']:.0f}% intervals hold the truth, in percent of "
         f"simulated samples ({samples['error']:,} of each setting for the errors, "
-        f"{samples['tau']} for tau). Errors are drawn by given rates from classes of 1 to 5,000 "
-        "examples, alike or long-tailed. Tau is chosen on exact logits of Gaussian classes, where "
-        "the best is 1; `TauResult.few_decide` tells the two rows apart, and `longtail tune` says "
-        "so of its interval. Of the errors' settings those below 90% have a class of at most "
-        f"{rarest} examples. `bench_coverage.py`.",
+        f"{samples['tau']} for tau, whose best value is 1). Classes have 1 to 5,000 examples; "
+        f"errors' intervals hold less than 90% only with a class of at most {rarest}. "
+        "`TauResult.few_decide` tells the two rows of tau apart. `bench_coverage.py`.",
         table(["interval of", "settings", "mean", "least", "most", "below 90%"], held),
-        "How often the test of `estimate_prior` finds a shift where there is none, at the level "
-        f"of {100 - 100 * found['level']:.0f}%, in percent of {samples['shift']} samples of each "
-        "setting: the same classes, as many labelled as unlabelled examples.",
+        "How often the test of `estimate_prior`, at the level of "
+        f"{100 - 100 * found['level']:.0f}%, reports a shift in data without one, in percent of "
+        f"{samples['shift']} samples of each setting.",
         table(["test", "settings", "mean", "least", "most"], alarms),
     ]
 
@@ -311,11 +304,11 @@ def sets():
     names = {name: f" ({version})" for name, version in found["packages"].items() if version}
     parts = [
         "## Prediction sets",
-        f"{100 * found['coverage']:.0f}% are asked for; thresholds are chosen on long-tailed "
-        f"held-out examples and judged on others, means over {found['splits']} splits: coverage as "
-        "the mean over classes with two standard errors, that of the worst class, the share of "
-        "classes of which less than half is covered (all in percent), and the classes in a set. "
-        '"macro" is `PredictionSets()`. CIFAR-100-LT: a ResNet-32 after 12 epochs. Beside: MAPIE'
+        f"{100 * found['coverage']:.0f}% are asked for; thresholds come from long-tailed held-out "
+        f"examples. Means over {found['splits']} splits, in percent: coverage as the mean over "
+        "classes with two standard errors, that of the worst class, and the share of classes "
+        'covered by less than half. "macro" is `PredictionSets()`. CIFAR-100-LT: a ResNet-32 after '
+        "12 epochs. Beside: MAPIE"
         f"{names.get('mapie', '')} and TorchCP{names.get('torchcp', '')}. `bench_conformal.py`.",
     ]
     for data, cells in found["sets"].items():
@@ -370,19 +363,17 @@ def large():
         "## Training on photographs",
         f"Images of {setting['pixels']} pixels in batches of {setting['batch']} on the device, "
         f"{setting['precision']}, channels last, fused SGD ({found['device']}, torch "
-        f"{found['versions']['torch']}): this trainer and a bare loop of torch's own modules with "
-        "the same settings, in turns. `bench_large.py`.",
+        f"{found['versions']['torch']}), by this trainer and a bare torch loop. `bench_large.py`.",
         table(["", "images a second", "bare loop", "ratio"], rows),
         f"From JPEG files of {loader['pixels'][0]} x {loader['pixels'][1]} pixels "
         f"({found['processor']}), {loader['workers']} workers decode and crop "
         f"{loader['images_per_second']:,.0f} images a second, "
-        f"{loader['of what the GPU takes']:.2f} of what the GPU takes with ResNet-50; from those "
-        f"files to gradients, without compiling and measured by itself, it trains on "
+        f"{loader['of what the GPU takes']:.2f} of what the GPU takes with ResNet-50; from files "
+        f"to gradients, in a run of its own without compiling, it trains on "
         f"{found['from files']['images_per_second']:,.0f} a second.",
-        "At these rates (ResNet-50 compiled, ResNet-152 not) the runs of `python -m studies "
-        "large` take, in GPU hours where images come as fast as the GPU takes them; with "
-        f"the workers above ResNet-50 takes {1 / loader['of what the GPU takes']:.1f} times as "
-        "long:",
+        "GPU hours of `python -m studies large` at these rates (ResNet-50 compiled, ResNet-152 "
+        "not), if images come as fast; with the workers above ResNet-50 takes "
+        f"{1 / loader['of what the GPU takes']:.1f} times as long:",
         table(["", "one run", "all runs of one seed"], cells),
     ]
 
