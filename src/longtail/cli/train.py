@@ -419,8 +419,8 @@ def _planned(
     data = _read(dataset, root, options, size=size, colour=weights is not None)
     usual = RECIPE_OF.get(data.spec.name, own_data.SCRATCH)
     recipe = asked.recipe or (usual if weights is None else own_data.FINETUNE)
-    if weights is not None:
-        overrides = {"model": weights.find_model(), **overrides}
+    if weights is not None and "model" not in overrides:
+        overrides["model"] = weights.find_model()
     if recipe in own:
         how: dict[str, Any] = {"given": overrides, "pretrained": weights is not None}
         overrides = {**own_data.settle(recipe, data.train, **how), **overrides}

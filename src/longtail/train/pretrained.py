@@ -113,14 +113,14 @@ class Weights:
                 given = {key: value.shape for key, value in self.tensors.items()}
                 alike = sum(given.get(key) == value.shape for key, value in own.items())
                 shared[name] = alike, error
-        count, error = max(shared.values(), key=lambda one: one[0])
-        if count == 0:
+        alike, nearest = max(shared.values(), key=lambda one: one[0])
+        if alike == 0:
             raise InputError(
                 f"{self.source} has none of the tensors of {', '.join(DESIGNS)}; their names are "
                 f"torchvision's, such as conv1.weight and layer1.0.conv1.weight; it has "
                 f"{', '.join(list(self.tensors)[:3])}."
             )
-        raise error
+        raise nearest
 
 
 def read_weights(path: Path | str) -> Weights:
