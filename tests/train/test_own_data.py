@@ -250,6 +250,8 @@ def test_the_values_follow_from_the_images(tmp_path):
     tuned = settle("finetune", train, given={"image_size": 64, "epochs": 2}, pretrained=True)
     assert tuned == {}
     assert settle("finetune", train, given={}, pretrained=True) == {"image_size": 128}
+    with pytest.raises(InputError, match="`epochs` must be a whole number"):
+        settle("scratch", train, given={"epochs": "many"})
     data = small_set(300)
     found = settle("scratch", data, given={"batch_size": 13})
     assert (found["image_size"], found["model"], found["drop_last"]) == (0, "small-conv", True)

@@ -17,13 +17,13 @@ from longtail.data.images import ImageSet, Labeled
 from longtail.data.large import ListedData
 from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, Header, PhotoError, check_photo
-from longtail.train.recipe import Recipe, recipe_values
+from longtail.models import MODELS
+from longtail.train.recipe import Recipe, get_recipe
 
 FINETUNE, SCRATCH = "finetune", "scratch"
 SMALL = 64  # pixels of a side of images that are read into memory
 SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)  # that photographs are cropped to
 _HEADERS, _DECODED = 1000, 300  # images in the samples
-_SMALLEST_PRETRAINED = 32  # what the networks with published weights take
 
 
 def fits_memory(data: ListedData, *, colour: bool = False) -> bool:
@@ -71,23 +71,24 @@ def settle(
         >>> [found[key] for key in ("image_size", "model", "mean", "std")]
         [0, 'small-conv', (0.31,), (0.38,)]
     """
-    values = recipe_values(recipe)
-    batch_size = int(given.get("batch_size", values["batch_size"]))
+    numbers = {key: given[key] for key in ("epochs", "batch_size", "image_size") if key in given}
+    typed = get_recipe(recipe, **numbers)  # checks them
     if isinstance(data, ImageSet):
         _, height, width = data.image_shape
         side, found = min(height, width), {"image_size": 0}
         found |= {"crop_padding": side // 8} if side >= 16 else {}
     else:
-        side = int(given.get("image_size") or _usual_size(data, pretrained=pretrained))
+        least = MODELS[given["model"]].smallest if given.get("model") in MODELS else 0
+        side = numbers.get("image_size") or _usual_size(data, least=least)
         found = {"image_size": side}
     chosen: dict[str, Any] = dict(found)
     if not pretrained:
         chosen["model"] = "resnet18" if side > SMALL else "resnet32" if side >= 16 else "small-conv"
         chosen["mean"], chosen["std"] = _mean_and_std(data, side)
         chosen["epochs"] = min(200, max(90, 2_000_000 // len(data)))
-        epochs = given.get("epochs", chosen["epochs"])
-        chosen["warmup_epochs"] = min(values["warmup_epochs"], epochs / 10)
-    if len(data) % batch_size == 1:  # batch norm can't do with one small image
+        epochs = numbers.get("epochs", chosen["epochs"])
+        chosen["warmup_epochs"] = min(typed.warmup_epochs, epochs / 10)
+    if len(data) % typed.batch_size == 1:  # batch norm can't do with one small image
         chosen["drop_last"] = True
     return {key: value for key, value in chosen.items() if key not in given}
 
@@ -120,14 +121,13 @@ def _readable(found: Iterable[Any]) -> list[Any]:
     return good
 
 
-def _usual_size(data: ListedImages, *, pretrained: bool) -> int:
+def _usual_size(data: ListedImages, *, least: int) -> int:
     places = _spread(data, _HEADERS)
     headers: list[Header] = _readable(
         in_threads(lambda i: check_photo(data.file(i), quick=True), places.tolist())
     )
     median = np.median([min(header.height, header.width) for header in headers])
-    least = _SMALLEST_PRETRAINED if pretrained else SIZES[0]
-    return max([least, *(size for size in SIZES if size <= median)])
+    return max([least, SIZES[0], *(size for size in SIZES if size <= median)])
 
 
 def _mean_and_std(
