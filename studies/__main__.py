@@ -16,6 +16,7 @@ STUDIES = {
     "theory": "Table 1 with witnesses, link functions, Bayes risks, separable data.",
     "exp": "The paper's CIFAR table and figures (training: a GPU, minutes).",
     "step": "The paper's STEP table and figure (training: a GPU, an hour).",
+    "pretrained": "Pretrained against from scratch (training: a GPU, minutes).",
     "strong": "How far the logit-adjusted loss goes (training: a GPU, hours).",
     "large": "ImageNet-LT and iNaturalist (training: GPUs, days).",
     "large_simulation": "1,000 and 8,142 classes of real sizes against Bayes (an hour).",
