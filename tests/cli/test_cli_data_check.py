@@ -200,7 +200,9 @@ def test_images_of_several_sizes_are_told_of(cli, options):
     write_photos(Path("set"), ["test/b/7.png"], size=(9, 9))
     text = checked(cli, *options)
     assert "The images have 2 sizes, 6 x 5 to 9 x 9 pixels (height x width): " in text
-    assert "a recipe that crops, such as imagenet-lt; the others, describe and freeze" in text
+    assert (
+        "training streams and crops them; recipes without image_size, describe and freeze" in text
+    )
     assert as_json(cli)["sizes"] == [[6, 5], [9, 9]]
     assert "must be 6 x 5" in cli("data", "describe", "set").err
 
@@ -231,7 +233,7 @@ def test_an_image_with_transparency_is_told_of(cli, mode):
     odd.save("set/test/b/1.png")
     for options in ((), ("--quick",)):
         text = checked(cli, *options)
-        said = "set/test/b/1.png has transparency: training needs a recipe that crops, such as"
+        said = "set/test/b/1.png has transparency: training streams and crops them"
         assert said in text
         assert "colour" not in text
         assert as_json(cli, *options)["transparent"]["test"] == "set/test/b/1.png"

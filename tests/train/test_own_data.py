@@ -233,6 +233,15 @@ def test_small_images_of_one_size_fit_memory(tmp_path):
     for split in ("train", "test"):
         write_folder(tmp_path / split, {"a": 3, "b": 2}, shape=(3, 20, 16))
     assert fits_memory(load_listed(tmp_path))
+    assert fits_memory(load_listed(tmp_path), colour=True)
+    photo(16, 20, mode="L").save(tmp_path / "test/a/0.png")
+    assert fits_memory(load_listed(tmp_path), colour=True)  # grey among colour becomes colour
+    write_folder(tmp_path / "grey/train", {"a": 3, "b": 2}, shape=(1, 20, 16))
+    write_folder(tmp_path / "grey/test", {"a": 1, "b": 1}, shape=(1, 20, 16))
+    assert fits_memory(load_listed(tmp_path / "grey"))
+    assert not fits_memory(load_listed(tmp_path / "grey"), colour=True)
+    photo(16, 20).save(tmp_path / "grey/test/a/0.png")
+    assert not fits_memory(load_listed(tmp_path / "grey"))
     photo(16, 21).save(tmp_path / "test/a/other.png")
     assert not fits_memory(load_listed(tmp_path))
 

@@ -27,22 +27,26 @@ _HEADERS, _DECODED = 1000, 300  # images in the samples
 
 
 def fits_memory(data: ListedData, *, colour: bool = False) -> bool:
-    """Return whether all images have one small size, and no transparency.
+    """Return whether all images have one small size, one kind of colour, and no transparency.
 
     Args:
         data: a folder ``train/<class>/<image>``, ``test/<class>/<image>``.
         colour: whether grey images don't fit, for networks that take three channels.
     """
     shapes: set[tuple[int, int]] = set()
+    grey: set[bool] = {False} if colour else set()
     for part in (data.train, data.test):
+        all_grey = True
         for index in range(len(part)):
             found = check_photo(part.file(index), quick=True)
-            if isinstance(found, PhotoError) or found.transparent or (colour and found.grey):
+            if isinstance(found, PhotoError) or found.transparent:
                 return False
+            all_grey &= found.grey
             shapes.add((found.height, found.width))
             if len(shapes) > 1 or max(found.height, found.width) > SMALL:
                 return False
-    return True
+        grey.add(all_grey)
+    return len(grey) == 1
 
 
 def settle(

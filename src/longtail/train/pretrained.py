@@ -145,8 +145,7 @@ def read_weights(path: Path | str) -> Weights:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise InputError(
             f"{path} is neither a safetensors file nor a torch file of tensors alone; save the "
-            f"network's state dict: safetensors.torch.save_file(model.state_dict(), FILE) "
-            f"({str(error).splitlines()[0]})"
+            f"network's state dict: safetensors.torch.save_file(model.state_dict(), FILE)."
         ) from error
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
