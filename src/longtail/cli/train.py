@@ -241,7 +241,7 @@ def train(
       longtail train --dataset cifar10-lt --method ldam+drw --recipe ldam
       longtail train --dataset cifar10-lt --method softmax --held-out 0.2
       longtail train --dataset photos --method softmax --method logit-adjusted
-      longtail train --dataset photos --method logit-adjusted --weights resnet50.safetensors
+      longtail train --dataset photos --method softmax --weights r50.safetensors
       longtail train --dataset a.parquet --method softmax --set lr=0.05
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
 
