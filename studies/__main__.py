@@ -19,6 +19,7 @@ STUDIES = {
     "methods": "The other methods that the paper names (training: a GPU, an hour).",
     "settings": "The CIFAR table at other ratios, subsets, weight decay (training: a GPU, 1.5 h).",
     "step": "The paper's STEP table and figure (training: a GPU, an hour).",
+    "pretrained": "Pretrained against from scratch (training: a GPU, minutes).",
     "strong": "How far the logit-adjusted loss goes (training: a GPU, hours).",
     "large": "ImageNet-LT and iNaturalist (training: GPUs, days).",
     "large_simulation": "1,000 and 8,142 classes of real sizes against Bayes (an hour).",

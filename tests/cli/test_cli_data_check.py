@@ -168,11 +168,13 @@ def test_what_only_recipes_that_crop_can_take_is_told(cli, options):
     write_photos(Path("set"), ["test/b/7.png"], size=(9, 9))
     text = checked(cli, *options)
     assert "The images have 2 sizes, 6 x 5 to 9 x 9 pixels (height x width): " in text
-    assert "a recipe that crops, such as imagenet-lt; the others, describe and freeze" in text
+    assert (
+        "training streams and crops them; recipes without image_size, describe and freeze" in text
+    )
     assert as_json(cli)["sizes"] == [[6, 5], [9, 9]]
     assert "must be 6 x 5" in cli("data", "describe", "set").err
     Image.new("RGBA", (5, 6)).save("set/test/b/1.png")
-    assert "set/test/b/1.png has transparency: training needs" in checked(cli, *options)
+    assert "set/test/b/1.png has transparency: training streams" in checked(cli, *options)
     assert as_json(cli, *options)["transparent"] == {"test": "set/test/b/1.png"}
     for split in ("train", "test"):  # images of lists always stay on disk, where it is dropped
         Path(f"set/{split}.txt").write_text(f"{split}/b/1.png 0\n")

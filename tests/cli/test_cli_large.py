@@ -251,11 +251,8 @@ def test_options_of_disks_do_not_fit_images_in_memory(cli):
         assert f"{option[0]} is for images on disk" in result.err
 
 
-def test_no_recipe_is_taken_for_lists_of_ones_own(cli, places):
+def test_a_recipe_for_images_in_memory_does_not_fit_lists(cli, places):
     words = ("train", "--dataset", "spots", "--method", "softmax", *HERE)
-    result = cli(*words)
-    assert result.code == 1
-    assert "no recipe is settled for 'spots'" in result.err
     result = cli(*words, "--recipe", "tuned")
     assert result.code == 1
     assert "photographs on disk need an `image_size`" in result.err

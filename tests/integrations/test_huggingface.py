@@ -115,6 +115,60 @@ def test_soft_labels_count_once_each():
     assert found.item() == pytest.approx(F.cross_entropy(logits, soft).item(), rel=1e-6)
 
 
+def gradients_of(how, size, accumulation):
+    """The gradients of each step where `compute_loss` is overridden."""
+    gradients, loss = trainer_example.Gradients(), TrainerLoss(LogitAdjustedLoss(PRIOR))
+    made = trainer_example.trainer(
+        trainer_example.bert(),
+        trainer_example.sequences(),
+        loss if how == "argument" else None,
+        batch_size=size,
+        accumulation=accumulation,
+        callbacks=[gradients],
+        optim="sgd",
+        max_steps=3,
+    )
+
+    def compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        if how == "mean":
+            return torch.nn.functional.cross_entropy(outputs.logits + LOG_PRIOR.float(), labels)
+        own = loss if how == "inside" else made.compute_loss_func
+        return own(outputs, labels, num_items_in_batch=num_items_in_batch)
+
+    made.compute_loss = compute_loss
+    made.train()
+    return gradients.steps
+
+
+@pytest.mark.parametrize("how", ["argument", "inside"])
+def test_an_own_compute_loss_is_exact_with_accumulation(how):
+    for one, four in zip(gradients_of(how, 16, 1), gradients_of(how, 4, 4), strict=True):
+        torch.testing.assert_close(one, four, rtol=1e-4, atol=1e-6)
+
+
+def test_a_plain_mean_in_an_own_compute_loss_is_four_times_too_large():
+    one, four = (gradients_of("mean", *sizes)[0] for sizes in ((16, 1), (4, 4)))
+    torch.testing.assert_close([4 * gradient for gradient in one], four, rtol=1e-4, atol=1e-6)
+
+
+def test_the_classifier_of_a_peft_model_is_baked_by_its_name():
+    peft = pytest.importorskip("peft")
+    from longtail import bake_logit_adjustment
+
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    model = peft.get_peft_model(trainer_example.bert(), config).eval()
+    words = {"input_ids": torch.arange(16).view(2, 8)}
+    layer = "base_model.model.classifier.modules_to_save.default"
+    baked = bake_logit_adjustment(model, PRIOR, layer=layer, inputs=words)
+    merged = model.merge_and_unload()
+    with torch.no_grad():
+        plain = merged(**words).logits
+        for one in (baked, bake_logit_adjustment(merged, PRIOR, inputs=words)):
+            torch.testing.assert_close(one(**words).logits, plain - LOG_PRIOR.float())
+
+
 def test_accumulation_one_and_four_give_the_same_losses_and_gradients():
     """Token labels of very unequal number, and a last step of a different size: 208 = 13 × 16."""
     (one, whole), (four, parts) = (

@@ -274,8 +274,8 @@ def check(
     Missing, truncated and unreadable files, labels with holes, files listed twice or in two
     splits are found before training stops at them. Exit code 1 if there is any. Classes that the
     test set lacks are no problem, but told of; and so are images of several sizes in class
-    folders, in colour beside a split all in grey, or with transparency: only recipes that crop
-    can train on them. So are images that EXIF data ask to turn, as training does not.
+    folders, in colour beside a split all in grey, or with transparency, which training
+    streams from disk and crops. So are images that EXIF data ask to turn, as training does not.
 
     \b
     Examples:
@@ -360,8 +360,8 @@ def _remarks(result: CheckResult) -> Iterator[str]:
     for split, classes in result.absent.items():
         absent = f"no examples of class(es) {listing(classes)}"
         yield f"The {_SPLITS[split]} set has {absent}: its mean error will be that of the others."
-    # What only recipes that crop can train on.
-    who = "training needs a recipe that crops, such as imagenet-lt; the others, describe and freeze"
+    # What can't be read into memory.
+    who = "training streams and crops them; recipes without image_size, describe and freeze"
     if len(result.sizes) > 1:
         small, large = (f"{h} x {w}" for h, w in (result.sizes[0], result.sizes[-1]))
         several = f"The images have {len(result.sizes):,} sizes, {small} to {large} pixels"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from longtail.cli._training import AnyData
     from longtail.runs import Run, RunSpec
     from longtail.train.distributed import World
+    from longtail.train.pretrained import Weights
 
 # What a data set is trained with unless the user names a recipe.
 RECIPE_OF = {
@@ -100,9 +101,10 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="paper, tuned, strong, strong-student, released, ldam, digits, imagenet-lt or "
-            "inaturalist. If absent, tuned for the CIFARs, imagenet-lt for Places-LT, and else the "
-            "data set's own.",
+            help="paper, tuned, strong, strong-student, released, ldam, digits, imagenet-lt, "
+            "inaturalist, finetune or scratch. If absent, tuned for the CIFARs, imagenet-lt for "
+            "Places-LT, else the data set's own; for your own images scratch, and with --weights "
+            "finetune, completed by what the images are.",
             autocompletion=_complete_recipe,
         ),
     ] = None,
@@ -112,6 +114,14 @@ def train(
             "--set",
             metavar="KEY=VALUE",
             help="Change a value of the recipe, such as lr=0.05; repeatable.",
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Start from these weights, with torchvision's names: safetensors, or a torch "
+            "file of tensors.",
         ),
     ] = None,
     teachers: Annotated[
@@ -230,6 +240,8 @@ def train(
       longtail train --dataset cifar100-lt --method logit-adjusted --seeds 5
       longtail train --dataset cifar10-lt --method ldam+drw --recipe ldam
       longtail train --dataset cifar10-lt --method softmax --held-out 0.2
+      longtail train --dataset photos --method softmax --method logit-adjusted
+      longtail train --dataset photos --method softmax --weights r50.safetensors
       longtail train --dataset a.parquet --method softmax --set lr=0.05
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
 
@@ -248,6 +260,7 @@ def train(
         _checks.require(module, extra="train")
     from longtail.train import distributed
     from longtail.train.evaluation import refuse_logits
+    from longtail.train.pretrained import read_weights
     from longtail.train.streamed import Streaming
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
@@ -273,6 +286,7 @@ def train(
             precision=exact,
             teachers=open_teachers([*(teachers or []), *(more or [])]),
             teacher_logits=teacher_logits,
+            weights=None if weights is None else read_weights(weights),
         )
         if resume is not None:
             for name in ("force", "counts", "fit", "out"):
@@ -285,7 +299,9 @@ def train(
         else:
             options = {"data_dir": data_dir, "profile": profile, "ratio": ratio}
             options |= {"counts": counts, "fit": fit, "subset_seed": subset_seed}
-            specs, data = _planned(asked, dataset, root, options)
+            specs, data, said = _planned(asked, dataset, root, options)
+            for text in said if world.first else ():
+                _console.note(_console.wrapped(text))
         on_disk = specs[0].dataset.settings.get("list") is not None
         for name in _OF_SUBSETS if on_disk else _OF_DISKS:
             if name in given:
@@ -307,6 +323,7 @@ def train(
         how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
         how |= {
             "teachers": asked.teachers,
+            "weights": asked.weights,
             "force": force,
             "command": _command(context, given, world),
         }
@@ -335,6 +352,7 @@ class Asked:
         precision: of the network.
         teachers: that the runs learn from.
         teacher_logits: from their saved logits.
+        weights: that the runs start from.
     """
 
     methods: Sequence[str]
@@ -345,9 +363,11 @@ class Asked:
     precision: str | None
     teachers: Sequence[Run]
     teacher_logits: bool
+    weights: Weights | None
 
     def complete(self, spec: RunSpec) -> RunSpec:
         """The spec with what is neither data, method, recipe nor seed."""
+        from longtail.train.pretrained import with_weights
         from longtail.train.teachers import with_teachers
 
         if self.precision is not None:  # float32 goes without saying
@@ -356,12 +376,14 @@ class Asked:
             spec = replace(spec, settings=settings)
         if self.teachers:
             spec = with_teachers(spec, self.teachers, saved=self.teacher_logits)
+        if self.weights is not None:
+            spec = with_weights(spec, self.weights)
         return spec
 
 
 def _planned(
     asked: Asked, dataset: str | None, root: Path | None, options: dict[str, Any]
-) -> tuple[list[RunSpec], AnyData]:
+) -> tuple[list[RunSpec], AnyData, list[str]]:
     """The runs that the options name; what can be refused without the data is, before reading.
 
     Args:
@@ -369,12 +391,15 @@ def _planned(
         dataset: its name, frozen file or folder.
         root: where images on disk are.
         options: how it is read into memory.
+
+    Returns:
+        Their specs, their data, and lines about what was chosen for the user.
     """
     from longtail import _checks
     from longtail._checks import InputError
-    from longtail.data.large import load_listed
+    from longtail.train import own_data
     from longtail.train.methods import parse_method
-    from longtail.train.recipe import RECIPES, make_spec, parse_overrides, recipe_values
+    from longtail.train.recipe import Recipe, make_spec, parse_overrides, recipe_values
 
     if dataset is None:
         raise typer.BadParameter("missing option '--dataset'")
@@ -386,19 +411,19 @@ def _planned(
     if asked.held_out is not None:
         _checks.fraction(asked.held_out, name="--held-out", below_one=True)
     _training.refuse_unknown(dataset, "--dataset")
-    # A folder of photographs in one sub-folder per class can be read either way: its recipe tells.
-    cropped = bool(overrides.get("image_size", values.get("image_size")))
-    data: AnyData
-    if _training.is_on_disk(dataset) or (cropped and Path(dataset).is_dir()):
-        data = load_listed(dataset, data_dir=options["data_dir"], root=root)
-    else:
-        data = _data.load(dataset, **options)
-    recipe = asked.recipe or RECIPE_OF.get(data.spec.name)
-    if recipe is None:
-        raise InputError(
-            f"no recipe is settled for {data.spec.name!r}; name one with --recipe "
-            f"({', '.join(RECIPES)}) and change what must be with --set."
-        )
+    weights, own, said = asked.weights, (own_data.FINETUNE, own_data.SCRATCH), list[str]()
+    if asked.recipe == own_data.FINETUNE and weights is None:
+        raise InputError("the recipe finetune starts from weights; give them: --weights FILE.")
+    named = None if asked.recipe in (None, *own) else values.get("image_size", 0)
+    size = overrides.get("image_size", named)
+    data = _read(dataset, root, options, size=size, colour=weights is not None)
+    usual = RECIPE_OF.get(data.spec.name, own_data.SCRATCH)
+    recipe = asked.recipe or (usual if weights is None else own_data.FINETUNE)
+    if weights is not None and "model" not in overrides:
+        overrides["model"] = weights.find_model()
+    if recipe in own:
+        how: dict[str, Any] = {"given": overrides, "pretrained": weights is not None}
+        overrides = {**own_data.settle(recipe, data.train, **how), **overrides}
     spec = replace(data.spec, held_out=asked.held_out or 0.0)
     made = [
         asked.complete(
@@ -407,7 +432,36 @@ def _planned(
         for seed in asked.seeds or [0]  # every method of a seed first: they are compared
         for method in methods
     ]
-    return list({one.folder: one for one in made}.values()), data
+    if recipe in own:
+        said.append(own_data.words(spec.name, Recipe.of(made[0])))
+    if weights is not None:
+        said += weights.left_out(made[0], data.train)
+    return list({one.folder: one for one in made}.values()), data, said
+
+
+def _read(
+    dataset: str, root: Path | None, options: dict[str, Any], *, size: int | None, colour: bool
+) -> AnyData:
+    """The data; a folder with one sub-folder per class can be read either way.
+
+    Args:
+        dataset: its name, frozen file or folder.
+        root: where images on disk are.
+        options: how it is read into memory.
+        size: what its images are to be cropped to, 0 for images that have one size; None to take
+            small images of one size into memory, and to stream others.
+        colour: whether images in memory must have three channels.
+    """
+    from longtail.data import DATASETS
+    from longtail.data.large import load_listed
+    from longtail.train.own_data import fits_memory
+
+    listed = _training.is_on_disk(dataset)
+    if listed or (size != 0 and dataset not in DATASETS and Path(dataset).is_dir()):
+        data = load_listed(dataset, data_dir=options["data_dir"], root=root)
+        if listed or size or not fits_memory(data, colour=colour):
+            return data
+    return _data.load(dataset, **options)
 
 
 def _resumed(

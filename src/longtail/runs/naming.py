@@ -69,6 +69,7 @@ def _details(spec: RunSpec) -> list[str]:
         str(spec.settings.get("precision", "float32")),
         f"{members} runs" if members else "",
         f"{teachers} teacher{'s' if teachers > 1 else ''}" if teachers else "",
+        f"weights {spec.settings['weights']}" if "weights" in spec.settings else "",
     ]
 
 
@@ -106,6 +107,7 @@ def _training(spec: RunSpec) -> dict[str, str]:
         "held out": f"{100 * spec.dataset.held_out:.3g}%" if spec.dataset.held_out else "nothing",
         "precision": str(spec.settings.get("precision", "float32")),
         "teachers": str(len(spec.settings.get(TEACHERS, ()))),
+        "weights": str(spec.settings.get("weights", "none")),
         **{key: _typed(value) for key, value in spec.model.settings.items()},
         **{key: _typed(value) for key, value in spec.recipe.values.items()},
     }

@@ -3,6 +3,8 @@
 In the order in which a run goes through them:
 
 recipe        epochs, optimiser, schedule, normalisation; the named recipes
+own_data      what follows from one's own images: network, image size, normalisation, epochs
+pretrained    weights to start from
 methods       losses, DRW, label smoothing and sampling by name
 validate      checks of runs, images and processes before any training
 engine        runs into their folders: log, checkpoint, finish
@@ -37,9 +39,11 @@ _HOMES = {
     "get_recipe": "recipe",
     "make_spec": "recipe",
     "predict": "evaluation",
+    "read_weights": "pretrained",
     "train": "engine",
     "train_cohort": "engine",
     "with_teachers": "teachers",
+    "with_weights": "pretrained",
 }
 
 __all__ = sorted(_HOMES)

@@ -41,6 +41,7 @@ from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
 from longtail.train.prefetch import Resident
+from longtail.train.pretrained import SETTING, Weights, check_start, started
 from longtail.train.recipe import Recipe, learning_rate, unreached_rates
 from longtail.train.streamed import StreamedTraining, Streaming
 from longtail.train.teachers import TeacherPool
@@ -129,6 +130,7 @@ def train_cohort(
     *,
     root: Path | str,
     teachers: Sequence[Run] = (),
+    weights: Weights | None = None,
     device: torch.device | str = "cpu",
     command: str | None = None,
     force: bool = False,
@@ -153,6 +155,8 @@ def train_cohort(
         root: the folder of runs.
         teachers: those of the specs' teachers (see `teachers.with_teachers`) that are not below
             `root`.
+        weights: what the runs start from, see `pretrained.with_weights`; runs with checkpoints
+            don't need them.
         device: where to train.
         command: what to type to do this again, for the record.
         force: train finished and interrupted runs again, from the start.
@@ -177,6 +181,12 @@ def train_cohort(
     states = run_states(folders, images, world, force=force)
     waiting = [(folder, spec) for folder, spec in folders.items() if states[folder] != "finished"]
     validate([spec for _, spec in waiting], images, processes=world.count)
+    for folder, spec in waiting:
+        saved = states[folder] == "begun" and checkpoint.epochs_done(folder)
+        if weights is not None or not saved:  # a run that goes on needs no file
+            check_start(spec, weights)
+        if weights is not None:
+            weights.fitting_run(spec, images)
     pool = TeacherPool([spec for _, spec in waiting], images, root=root, given=teachers)
     if world.first:
         _tidy([folder for folder in folders if states[folder] == "finished"])
@@ -206,7 +216,8 @@ def train_cohort(
             ]
             for job in jobs:
                 pool.pin(job.folder, job.spec)
-            groups = _group(jobs, data, pool, device=device, world=world, streaming=streaming)
+            how: dict[str, Any] = {"device": device, "world": world, "streaming": streaming}
+            groups = _group(jobs, data, pool, weights=weights, **how)
             while active := [group for group in groups if not group.done]:
                 _epoch(active, report, within_epoch, world)
                 for group in active:
@@ -329,6 +340,7 @@ def _group(
     data: Resident | Images,
     pool: TeacherPool,
     *,
+    weights: Weights | None,
     device: torch.device,
     world: World,
     streaming: Streaming | None,
@@ -354,6 +366,11 @@ def _group(
         stepper = Stepper(make, device=device, graphs=isinstance(data, Resident))
         with stepper.active():
             for member, job in enumerate(members):
+                if job.start is None and SETTING in job.spec.settings:
+                    check_start(job.spec, weights)  # its checkpoint was damaged
+                    state = stepper.training.saved_state(member)  # every process has a part in it
+                    tensors = started(state, job.spec, weights) if world.first and weights else {}
+                    job.start = checkpoint.Checkpoint(0, 0.0, tensors)
                 if job.start is not None:
                     if world.first:
                         own = stepper.training.state(member)

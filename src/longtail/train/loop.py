@@ -126,7 +126,7 @@ class Training:
         begin_epoch(self.planners, self.plans, self.criteria, self.generators, epoch)
         self.number.zero_()
         self.totals.zero_()
-        self.model.train()
+        self.model.train(not self.recipe.freeze_backbone)
 
     def look_ahead(self, epoch: int) -> None:
         """Make an epoch's plans, if they are not made yet; the host's part of getting ready."""
@@ -312,13 +312,17 @@ def new_network(
     """A run's network as it starts; made on the CPU, so that it starts alike everywhere."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "weights"))
-        return models.build(
+        network = models.build(
             recipe.model,
             num_classes=data.num_classes,
             image_shape=image_shape_of(recipe, data),
             head=recipe.head,
             head_scale=recipe.head_scale,
         )
+    if recipe.freeze_backbone:
+        network.requires_grad_(False)
+        network.fc.requires_grad_(True)  # type: ignore[operator, union-attr]
+    return network
 
 
 def make_criteria(

@@ -14,6 +14,9 @@ from longtail.train.recipe import Recipe
 def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
     """Return the recipe's optimiser; with ``decay="not-norm"`` batch norm's parameters don't decay.
 
+    The last layer has a group of its own where its rate differs (`head_lr`). Parameters without
+    gradients, of a frozen backbone, are left out.
+
     On a GPU the learning rate is a tensor, so that a captured step can look it up. The slices of
     a sharded classifier can't be stepped in one sweep with whole parameters: they have a group of
     their own, with a number for the learning rate.
@@ -24,11 +27,17 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     on_gpu, adam = device.type == "cuda", recipe.optimizer == "adam"
     one_by_one: dict[str, Any] = {"lr": recipe.lr, "foreach": False, "fused": False}
     one_by_one |= {"capturable": False} if adam else {}
-    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    head = {id(p) for p in model.fc.parameters()} if recipe.head_lr != 1 else set()  # type: ignore[union-attr]
+    groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
     for p in model.parameters():
+        if not p.requires_grad:
+            continue
         # DTensors have this method; to import their class takes longer than all the rest.
-        key = id(p) in free, hasattr(p, "to_local")
-        options = {"weight_decay": 0.0} if key[0] else {}
+        key = id(p) in free, hasattr(p, "to_local"), id(p) in head
+        options: dict[str, Any] = {"weight_decay": 0.0} if key[0] else {}
+        if key[2]:
+            options |= {"lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr}
+            options["factor"] = recipe.head_lr
         options |= one_by_one if key[1] else {}
         groups.setdefault(key, {"params": [], **options})["params"].append(p)
     settings: dict[str, Any] = {
@@ -67,10 +76,11 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor, known: float | None = None) -> None:
     """Set the rate of the coming step, of shape (1,); groups without a tensor take `known`."""
     for group in optimizer.param_groups:
+        factor = group.get("factor", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].copy_(rate[0])
+            group["lr"].copy_(rate[0] if factor == 1 else factor * rate[0])
         else:
-            group["lr"] = float(rate) if known is None else known
+            group["lr"] = factor * (float(rate) if known is None else known)
 
 
 class OwnDecay:

@@ -113,6 +113,9 @@ class Recipe:
             none has all logits; see `sharded`.
         sampled_classes: m, so many classes are drawn at each step for the loss to compare with
             (sampled softmax); 0 for all of them.
+        head_lr: the last layer's learning rate as a multiple of the others'.
+        freeze_backbone: train the last layer only; the others get no gradients, and batch norm
+            uses its running statistics.
     """
 
     name: str
@@ -153,6 +156,8 @@ class Recipe:
     image_size: int = _value(_COUNT, 0)
     classifier: Literal["whole", "sharded"] = "whole"
     sampled_classes: int = _value(_COUNT, 0)
+    head_lr: float = _value(_checks.positive, 1.0)
+    freeze_backbone: bool = _value(_flag, False)
 
     def __post_init__(self) -> None:
         try:
@@ -381,6 +386,26 @@ RECIPES: dict[str, dict[str, Any]] = {
     # The batch is that of all processes together.
     "imagenet-lt": _LARGE,
     "inaturalist": _LARGE | {"weight_decay": 1e-4},
+    # For data of one's own, from pretrained weights and without; what `own_data` finds out about
+    # the images takes the place of some values.
+    "finetune": _LARGE
+    | {
+        "epochs": 10,
+        "batch_size": 64,
+        "optimizer": "nesterov",
+        "lr": 0.01,
+        "weight_decay": 1e-4,
+        "warmup_epochs": 0.5,
+        "head_lr": 10.0,
+    },
+    "scratch": _LARGE
+    | {
+        "model": "resnet18",
+        "epochs": 200,
+        "batch_size": 64,
+        "optimizer": "nesterov",
+        "lr": 0.05,
+    },
 }
 
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of

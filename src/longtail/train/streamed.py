@@ -256,7 +256,7 @@ class StreamedTraining:
         begin_epoch([self.planner], self.plans, self.criteria, self.generators, epoch)
         self.number.zero_()
         self.losses.zero_()
-        self.model.train()
+        self.model.train(not self.recipe.freeze_backbone)
         self._left_out = self.stream.skipped.total()
         self._read(epoch, self.plans[0].images.rows.numpy())
         self._waiting = self._fetch(0)

@@ -149,6 +149,7 @@ def _check_many_classes(
         f"the head is {recipe.head!r}, and it takes a linear one": recipe.head != "linear",
         f"{THRESHOLD} drops competitors at random; take 'equalized'": method.loss == THRESHOLD,
         "label smoothing needs all classes": not sharded and method.label_smoothing,
+        "the backbone is frozen": sharded and recipe.freeze_backbone,
         f"there are {processes} processes for {images.num_classes} classes": sharded
         and processes > images.num_classes,
     }
@@ -165,7 +166,8 @@ def _check_network(recipe: Recipe, images: Images, sizes: Sequence[int]) -> None
     if 1 not in sizes:
         return
     try:
-        network.train()(torch.empty(1, *image_shape_of(recipe, images), device="meta"))
+        network.train(not recipe.freeze_backbone)
+        network(torch.empty(1, *image_shape_of(recipe, images), device="meta"))
     except ValueError as error:
         batch = "a batch" if recipe.batch_size == 1 else "the last batch of an epoch"
         drop = "" if recipe.batch_size == 1 else "drop_last=true or "

@@ -1,0 +1,190 @@
+"""Pretrained weights as a start: read from a file and matched to a network by names and shapes.
+
+A run's spec names the fingerprint of its weights, so other weights are another run. Only the start
+needs the file: a run that goes on has its checkpoint.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail import runs
+from longtail._checks import InputError
+from longtail.data.images import ImageSet
+from longtail.data.lists import ListedImages
+from longtail.models.heads import head_factory
+from longtail.models.resnet import DESIGNS, ResNet
+from longtail.runs import RunError, RunSpec, Settings
+from longtail.train.loop import new_network
+from longtail.train.recipe import Recipe
+
+SETTING = "weights"  # of a run's spec: the fingerprint of what it started from
+_HEAD, _COUNTER = "fc.", "num_batches_tracked"  # old files have no such counters
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A network's tensors by torchvision's names.
+
+    Attributes:
+        source: what messages call them.
+        tensors: by name.
+    """
+
+    source: str
+    tensors: Mapping[str, Tensor]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits: equal exactly if names and values are."""
+        names = sorted(self.tensors)
+        text = np.frombuffer("\n".join(names).encode(), np.uint8)
+        values = (self.tensors[name].to(torch.float32).numpy() for name in names)
+        return runs.fingerprint(text, *values)[:16]
+
+    def fitting(self, own: Mapping[str, Tensor], *, model: str) -> dict[str, Tensor]:
+        """Return the tensors that a network takes: all, or all but a last layer of another shape.
+
+        Args:
+            own: the network's state.
+            model: its name.
+        """
+        head = {name for name in own if name.startswith(_HEAD)}
+        there = {name for name in self.tensors if name.startswith(_HEAD)}
+        same = head == there and all(self.tensors[n].shape == own[n].shape for n in head)
+        found = {} if not same else {name: self.tensors[name] for name in sorted(head)}
+        for name in dict.fromkeys([*own, *self.tensors]):
+            if name in head | there or (name.endswith(_COUNTER) and name not in self.tensors):
+                continue
+            mine, theirs = (
+                tuple(tensors[name].shape) if name in tensors else None
+                for tensors in (own, self.tensors)
+            )
+            if mine != theirs:
+                file, network = ("absent" if shape is None else shape for shape in (theirs, mine))
+                raise InputError(
+                    f"{self.source} does not fit {model}; the first tensor that differs is {name}: "
+                    f"{file} in the file, {network} in the network."
+                )
+            found[name] = self.tensors[name]
+        return found
+
+    def fitting_run(self, spec: RunSpec, images: ImageSet | ListedImages) -> dict[str, Tensor]:
+        """Return the tensors that a run's network takes, see `fitting`."""
+        with torch.device("meta"):  # shapes without memory
+            own = new_network(Recipe.of(spec), images, seed=0).state_dict()
+        return self.fitting(own, model=spec.model.name)
+
+    def left_out(self, spec: RunSpec, images: ImageSet | ListedImages) -> list[str]:
+        """Return a line on the last layer, if a run does not take it."""
+        layer = self.tensors.get("fc.weight")
+        if layer is None or "fc.weight" in self.fitting_run(spec, images):
+            return []
+        return [
+            f"The last layer of {self.source}, for {len(layer):,} classes, is left out: "
+            f"{spec.dataset.name} has {images.num_classes:,}."
+        ]
+
+    def find_model(self) -> str:
+        """Return the name of the network that these tensors are of, whatever its last layer.
+
+        Where none fits, the error is about the one with most tensors in common.
+        """
+        first = self.tensors.get("conv1.weight")
+        channels = 3 if first is None or first.ndim != 4 else first.shape[1]
+        shared: dict[str, tuple[int, InputError]] = {}
+        for name, design in DESIGNS.items():
+            with torch.device("meta"):
+                head = head_factory("linear", num_classes=2)
+                own = ResNet(design, channels=channels, head=head).state_dict()
+            try:
+                self.fitting(own, model=name)
+                return name
+            except InputError as error:
+                given = {key: value.shape for key, value in self.tensors.items()}
+                alike = sum(given.get(key) == value.shape for key, value in own.items())
+                shared[name] = alike, error
+        alike, nearest = max(shared.values(), key=lambda one: one[0])
+        if alike == 0:
+            raise InputError(
+                f"{self.source} has none of the tensors of {', '.join(DESIGNS)}; their names are "
+                f"torchvision's, such as conv1.weight and layer1.0.conv1.weight; it has "
+                f"{', '.join(list(self.tensors)[:3])}."
+            )
+        raise nearest
+
+
+def read_weights(path: Path | str) -> Weights:
+    """Return the weights of a safetensors file, or of a torch file with a state dict.
+
+    A torch file is read with ``weights_only=True``: nothing in it is run. Of a training checkpoint
+    the entry ``state_dict`` is taken, and the prefix ``module.`` of DataParallel is dropped.
+
+    Args:
+        path: of the file.
+    """
+    path, found = Path(path), None
+    with open(path, "rb") as file:
+        head = file.read(9)
+    try:
+        if head[8:] == b"{":
+            from safetensors.torch import load_file
+
+            found = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise InputError(
+            f"{path} is neither a safetensors file nor a torch file of tensors alone; save the "
+            f"network's state dict: safetensors.torch.save_file(model.state_dict(), FILE)."
+        ) from error
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise InputError(f"{path} must hold a state dict, names and tensors.")
+    tensors = {name.removeprefix("module."): value.detach() for name, value in found.items()}
+    return Weights(path.name, tensors)
+
+
+def with_weights(spec: RunSpec, weights: Weights) -> RunSpec:
+    """Return the spec of a run that starts from these weights."""
+    return replace(spec, settings=Settings({**spec.settings, SETTING: weights.fingerprint}))
+
+
+def check_start(spec: RunSpec, weights: Weights | None) -> None:
+    """Refuse a spec that names other weights than the ones given, or weights where it has none."""
+    named, given = spec.settings.get(SETTING), None if weights is None else weights.fingerprint
+    if named == given:
+        return
+    if named is None:
+        raise InputError(
+            "train: weights are given, but a spec names none; make it with with_weights(spec, "
+            "weights)."
+        )
+    came = "none are given" if weights is None else f"{weights.source} has {given}"
+    raise RunError(
+        f"train: {spec.folder.as_posix()} starts from weights with the fingerprint {named}, but "
+        f"{came}; say where they are: --weights FILE (weights=)."
+    )
+
+
+def started(state: Mapping[str, Tensor], spec: RunSpec, weights: Weights) -> dict[str, Tensor]:
+    """Return a run's state as training begins, with the weights in their places.
+
+    Args:
+        state: as a checkpoint has it, the network's tensors as ``model/<name>``.
+        spec: of the run.
+        weights: that it names.
+    """
+    own = {k.removeprefix("model/"): v for k, v in state.items() if k.startswith("model/")}
+    taken: dict[str, Any] = weights.fitting(own, model=spec.model.name)
+    return {**state, **{f"model/{name}": value for name, value in taken.items()}}

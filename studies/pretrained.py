@@ -1,0 +1,224 @@
+"""Pretrained against from scratch, on fifty classes of CIFAR-100 that the pretraining never saw.
+
+A ResNet-32 is pretrained on the classes with even labels, all 500 images of each, and fine-tuned
+on a long-tailed subset (EXP profile, imbalance ratio 100) of those with odd labels: the whole
+network or the last layer only, by plain cross-entropy or the logit-adjusted loss; beside it the
+same methods from scratch. Three seeds; minutes on a GPU.
+
+  python -m studies pretrained --device cuda     train what has no record, the table and the page
+  python -m studies pretrained --no-train        the table and the page from the records
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from longtail import InputError
+from longtail.data import ImageSet, LongTailedData, load
+from longtail.data.subsets import make_long_tailed
+from longtail.report.compare import mean_interval
+from longtail.runs import DataSpec, RunSpec, Settings
+from studies._pages import (
+    Table,
+    add_page_arguments,
+    devices,
+    note,
+    page,
+    percent,
+    points,
+    progress,
+    render,
+    show,
+    spread,
+)
+from studies._records import (
+    ADJUSTED,
+    Record,
+    Shelf,
+    add_training_arguments,
+    device_of,
+    record_of,
+    write,
+)
+
+EVEN, ODD = "cifar100-even", "cifar100-odd-lt"
+RATIO, SEEDS = 100.0, 3
+# The named recipe with what belongs to CIFAR; thirty epochs of so few images are 1,300 steps.
+FINETUNE: dict[str, Any] = {
+    "model": "resnet32",
+    "epochs": 30,
+    "image_size": 0,
+    "crop_padding": 4,
+    "mean": (0.4914, 0.4822, 0.4465),
+    "std": (0.2023, 0.1994, 0.2010),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        name: of the start and of what is trained.
+        method: as on the command line.
+        recipe: a named recipe.
+        overrides: of it.
+        pretrained: whether they start from weights.
+    """
+
+    name: str
+    method: str
+    recipe: str = "finetune"
+    overrides: Mapping[str, Any] | None = None
+    pretrained: bool = True
+
+    def holds(self, one: Record) -> bool:
+        """Return whether a record is of such a run, of whatever seed, precision and epochs."""
+        frozen = bool(one.spec.recipe.values.get("freeze_backbone", False))
+        return (one.spec.method.name, "weights" in one.spec.settings, frozen) == (
+            self.method,
+            self.pretrained,
+            bool((self.overrides or {}).get("freeze_backbone")),
+        )
+
+
+METHODS = ("softmax", "logit-adjusted")
+HEAD_ONLY = FINETUNE | {"freeze_backbone": True}
+ROWS = [
+    *(Row("from scratch", method, "tuned", pretrained=False) for method in METHODS),
+    *(Row("pretrained, head only", method, overrides=HEAD_ONLY) for method in METHODS),
+    *(Row("pretrained, fine-tuned", method, overrides=FINETUNE) for method in METHODS),
+]
+
+
+def halves(data_dir: Any = None) -> tuple[LongTailedData, LongTailedData]:
+    """Return the data to pretrain on and the long-tailed data, which share no class."""
+    whole = load("cifar100-lt", data_dir=data_dir, imbalance_ratio=1.0, development=0)
+    return split(whole)
+
+
+def split(whole: LongTailedData) -> tuple[LongTailedData, LongTailedData]:
+    """Return the classes with even labels as they are, and those with odd ones long-tailed."""
+    parts = [[_half(part, odd) for part in (whole.train, whole.test)] for odd in (False, True)]
+    even = LongTailedData(*parts[0], DataSpec(EVEN))
+    spec = DataSpec(ODD, profile="exp", imbalance_ratio=RATIO)
+    return even, make_long_tailed(*parts[1], spec, development=0)
+
+
+def _half(part: ImageSet, odd: bool) -> ImageSet:
+    chosen = part.take(np.flatnonzero(part.labels % 2 == odd))
+    return replace(chosen, labels=chosen.labels // 2, class_names=part.class_names[odd::2])
+
+
+def train(
+    options: argparse.Namespace,
+    parts: Callable[[], tuple[LongTailedData, LongTailedData]],
+    report: Callable[[float, int, str], None] | None = None,
+) -> None:
+    """Train and judge the runs that have no record; those that are finished stay."""
+    from longtail.train import evaluate, make_spec, train_cohort, with_weights
+    from longtail.train.checkpoint import as_tensors
+    from longtail.train.pretrained import Weights
+    from longtail.train.recipe import parse_overrides
+
+    device, changes = device_of(options), parse_overrides(options.set)
+    precision = options.precision or ("bfloat16" if device.type == "cuda" else "float32")
+    even, odd = parts()
+    how: dict[str, Any] = {"root": options.runs, "device": device, "together": options.together}
+    how |= {"progress": report, "command": "python -m studies pretrained"}
+
+    def spec(data: DataSpec, row: Row, seed: int) -> RunSpec:
+        values = {**(row.overrides or {}), **changes}
+        made = make_spec(data, method=row.method, recipe=row.recipe, seed=seed, overrides=values)
+        settings = {} if precision == "float32" else {"precision": precision}
+        return replace(made, settings=Settings(settings))
+
+    before = spec(even.spec, Row("pretraining", "softmax", "tuned"), 0)
+    (run,) = train_cohort([before], even.train, **how)
+    weights = Weights(run.name, as_tensors(run.model()))
+    for row in ROWS:
+        specs = [spec(odd.spec, row, seed) for seed in range(options.seeds or SEEDS)]
+        if row.pretrained:
+            specs = [with_weights(one, weights) for one in specs]
+        start = weights if row.pretrained else None
+        for run in train_cohort(specs, odd.train, weights=start, **how):
+            write(record_of(evaluate(run, odd.test, device=device)), options.records)
+
+
+def errors(found: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the error of each class, shape (runs, classes), as trained and adjusted afterwards."""
+    plain = np.array([one.per_class() for one in found])
+    points_ = [one.point(ADJUSTED, "fixed") for one in found]
+    return plain, np.array([p.per_class for p in points_ if p is not None])
+
+
+def table(records: Sequence[Record]) -> Table:
+    """Return the balanced error of every start and method, and that of groups of classes."""
+    of_row = [sorted(filter(row.holds, records), key=lambda one: one.spec.seed) for row in ROWS]
+    groups = {name: at for name, at in records[0].prior.groups().items() if len(at)}
+    lines = []
+    for row, found in zip(ROWS, of_row, strict=True):
+        if not found:
+            continue
+        plain, adjusted = errors(found)
+        kinds = [(row.method, plain)]
+        kinds += [("softmax, post-hoc, τ = 1", adjusted)] if row.method == "softmax" else []
+        for method, values in kinds:
+            balanced = values.mean(1)
+            scratch = of_row[METHODS.index(row.method)]  # which stand first
+            against = "–"
+            if row.pretrained and len(scratch) == len(found):
+                base = errors(scratch)[0 if method == row.method else 1].mean(1)
+                against = points(mean_interval(balanced - base))
+            each = [percent(values[:, at].mean()) for at in groups.values()]
+            lines.append((row.name, method, spread(list(balanced)), against, *each))
+    header = ("start", "method", "balanced error", "against from scratch", *groups)
+    return Table(
+        "Balanced test error in percent, fifty classes, imbalance ratio 100",
+        header,
+        lines,
+        note=(
+            "Mean and standard deviation over the seeds, last epoch. Against from scratch: the "
+            "difference in points to the same method, paired by seed, with a 95% interval."
+        ),
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this study."""
+    add_training_arguments(parser, records="results/pretrained")
+    add_page_arguments(parser)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Train what is missing, print the table and write the page."""
+    if options.minutes or options.only:
+        raise InputError("this study trains all of its runs at once, in minutes; leave both out.")
+    if not options.no_train:
+        with progress("training") as report:
+            train(options, partial(halves, options.data_dir), report)
+    records = Shelf(options.records).records
+    if not records:
+        raise InputError(f"there is no record of any of these runs in {options.records}.")
+    found = table(records)
+    show([found])
+    lacking = [f"{row.name}, {row.method}" for row in ROWS if not any(map(row.holds, records))]
+    if lacking:
+        note(f"Not yet trained: {'; '.join(lacking)}.")
+    with page(options, "docs/pretrained.md") as write_page:
+        write_page(
+            render(
+                "pretrained",
+                table=found,
+                runs=len(records),
+                minutes=sum(one.seconds for one in records) / 60,
+                devices=devices(records),
+                missing=lacking,
+            )
+        )
