@@ -394,6 +394,8 @@ def _planned(
     else:
         data = _data.load(dataset, **options)
     recipe = asked.recipe or RECIPE_OF.get(data.spec.name)
+    if recipe is None and getattr(data.train, "is_embeddings", False):
+        recipe = "embeddings"
     if recipe is None:
         raise InputError(
             f"no recipe is settled for {data.spec.name!r}; name one with --recipe "

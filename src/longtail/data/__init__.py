@@ -10,6 +10,7 @@ decoding     many encoded images into one array
 cifar        CIFAR-10 and CIFAR-100 from the official archives
 hub_parquet  parquet files as the Hugging Face hub has them; frozen data sets
 folder       images from a folder with one sub-folder per class
+embeddings   features of any model with their labels, from npz, npy and parquet files
 digits       scikit-learn's handwritten digits
 official     the fingerprints of the official CIFARs and their subsets
 

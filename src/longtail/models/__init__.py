@@ -18,7 +18,13 @@ _checks.require("torch", extra="torch")
 
 from torch import Tensor, nn
 
-from longtail.models.heads import HEADS, HeadFactory, effective_weight_and_bias, head_factory
+from longtail.models.heads import (
+    HEADS,
+    HeadAlone,
+    HeadFactory,
+    effective_weight_and_bias,
+    head_factory,
+)
 from longtail.models.resnet import CIFAR_DESIGNS, IMAGENET_DESIGNS, Design, ResNet
 
 __all__ = ["HEADS", "MODELS", "Entry", "build", "head_norms_and_bias"]
@@ -75,6 +81,7 @@ def _resnet(design: Design) -> Callable[[ImageShape, HeadFactory], nn.Module]:
 
 MODELS: dict[str, Entry] = {
     "small-conv": Entry(SmallConvNet, smallest=2),
+    "head": Entry(HeadAlone, smallest=1),
     **{name: Entry(_resnet(design), smallest=4) for name, design in CIFAR_DESIGNS.items()},
     **{
         name: Entry(_resnet(design), smallest=32, channels=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -99,6 +100,24 @@ class CosineHead(_UnitRowsHead):
     def extra_repr(self) -> str:
         """The widths and the scale, for printing."""
         return f"{super().extra_repr()}, scale={self.scale:g}"
+
+
+class HeadAlone(nn.Module):
+    """A last layer by itself, for features that come as images of 1 x 1 pixels.
+
+    Args:
+        image_shape: (channels, height, width); of images of more pixels, all values are features.
+        head: makes the last layer, given the width of the features.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], head: HeadFactory) -> None:
+        super().__init__()
+        self.features = nn.Flatten()
+        self.fc = head(math.prod(image_shape))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, num_classes)."""
+        return self.fc(self.features(images))  # type: ignore[no-any-return]
 
 
 def head_factory(head: str, *, num_classes: int, scale: float = 1.0) -> HeadFactory:

@@ -19,6 +19,7 @@ from torch.func import functional_call, vmap
 
 from longtail._checks import InputError
 from longtail.kernels.grouped_conv import CHANNELS
+from longtail.models.heads import HeadAlone
 from longtail.models.resnet import DESIGNS, PadShortcut, ResNet
 
 
@@ -58,7 +59,11 @@ def can_stack(name: str) -> bool:
     Examples:
         >>> can_stack("resnet32"), can_stack("resnet32x4"), can_stack("small-conv")
         (True, False, False)
+        >>> can_stack("head")
+        True
     """
+    if name == "head":
+        return True
     return name in DESIGNS and max(DESIGNS[name].widths) <= max(CHANNELS)
 
 
@@ -81,9 +86,10 @@ def stack(networks: Sequence[nn.Module]) -> nn.Module:
     count = len(networks)
     if count == 1:
         return networks[0]
-    if not isinstance(networks[0], ResNet):
+    if not isinstance(networks[0], ResNet | HeadAlone):
         raise InputError(
-            f"stack: residual networks can stand side by side; got {type(networks[0]).__name__}."
+            f"stack: residual networks and heads alone can stand side by side; got "
+            f"{type(networks[0]).__name__}."
         )
     stacked = copy.deepcopy(networks[0])
     for name, layer in stacked.named_modules():

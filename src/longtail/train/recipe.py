@@ -337,6 +337,14 @@ RECIPES: dict[str, dict[str, Any]] = {
         "mean": (0.305,),
         "std": (0.376,),
     },
+    "embeddings": {
+        "model": "head",
+        "epochs": 20,
+        "batch_size": 256,
+        "optimizer": "adam",
+        "lr": 0.003,
+        "schedule": "cosine",
+    },
     # The paper's appendix; what it leaves open is as usual for CIFAR.
     "paper": _PAPER,
     # The same with a weight decay that gives lower errors.
