@@ -50,5 +50,5 @@ def test_one_network_is_itself():
 
 def test_other_networks_are_refused():
     small = [models.build("small-conv", num_classes=2, image_shape=(1, 8, 8)) for _ in range(2)]
-    with pytest.raises(InputError, match="residual networks can stand side by side; got SmallConv"):
+    with pytest.raises(InputError, match="can stand side by side; got SmallConv"):
         stack(small)

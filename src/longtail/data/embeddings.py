@@ -122,7 +122,8 @@ def _refuse_copy(path: Path, features: NDArray[Any], why: str, instead: str) -> 
     size = 4 * features.size
     if size > _COPIED:
         raise InputError(
-            f"{path}: {why}, {size / 1e9:.1f} GB of features would be copied into memory; {instead}."
+            f"{path}: {why}, {size / 1e9:.1f} GB of features would be copied into memory; "
+            f"{instead}."
         )
 
 
@@ -168,16 +169,14 @@ def _read_npy(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    found = {}
+    found: dict[str, NDArray[Any]] = {}
     try:
         with np.load(path, allow_pickle=False) as arrays, zipfile.ZipFile(path) as archive:
             for name in arrays.files:
+                mapped = None
                 if name.removeprefix("test_") == "features":
-                    found[name] = _mapped(path, archive, name)
-                    if found[name] is None:
-                        found[name] = arrays[name]
-                else:
-                    found[name] = arrays[name]
+                    mapped = _mapped(path, archive, name)
+                found[name] = arrays[name] if mapped is None else mapped
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         hint = " (save names as text, labels.astype(str))" if "pickle" in str(error) else ""
         raise InputError(f"{path} can't be read as arrays: {error}{hint}.") from error
@@ -185,7 +184,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _mapped(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any] | None:
-    """Return a memory map of an array that lies in an archive as it is; None of a compressed one."""
+    """Return a memory map of an array in an archive; None if it is compressed."""
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type != zipfile.ZIP_STORED:
         return None
@@ -223,7 +222,7 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     test = np.zeros(len(labels), bool)
     if "split" in names:
         split = small["split"].to_numpy().astype(str)
-        if odd := sorted({*split} - {"train", "test"}):
+        if odd := sorted({*split.tolist()} - {"train", "test"}):
             raise InputError(f"{path}: split must be train or test; it is also {odd[0]!r}.")
         test = split == "test"
     order, kept = np.argsort(test, kind="stable"), int((~test).sum())
