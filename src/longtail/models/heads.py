@@ -105,6 +105,9 @@ class CosineHead(_UnitRowsHead):
 class HeadAlone(nn.Module):
     """A last layer by itself, for features that come as images of 1 x 1 pixels.
 
+    A linear one starts at zero, with every class equally likely: random weights would first have
+    to be unlearned, which takes long where features are large.
+
     Args:
         image_shape: (channels, height, width); of images of more pixels, all values are features.
         head: makes the last layer, given the width of the features.
@@ -114,6 +117,9 @@ class HeadAlone(nn.Module):
         super().__init__()
         self.features = nn.Flatten()
         self.fc = head(math.prod(image_shape))
+        if isinstance(self.fc, nn.Linear):
+            nn.init.zeros_(self.fc.weight)
+            nn.init.zeros_(self.fc.bias)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape (batch, num_classes)."""
