@@ -8,7 +8,7 @@ The bare loop gathers the rows of a batch from the mapped file, and does the two
 and F.cross_entropy; no optimizer, no loss but softmax, no checks. Ours is `loop.Training`, as
 `longtail train` runs it. Both take the same batches of an epoch, in turns, a part of the epoch
 at a time. Memory is the most that the process had beyond the file's mapped pages, of which
-Linux keeps count.
+Linux keeps count. Beside the wall's time, which neighbours disturb, stands the processors'.
 """
 
 import argparse
@@ -51,6 +51,10 @@ def write_features(folder, rows, width, classes):
     np.save(folder / "test_features.npy", whole[:classes])
     np.save(folder / "test_labels.npy", labels[:classes])
     return path
+
+
+def clocks():
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def own_bytes():
@@ -102,26 +106,27 @@ def measure(rows, width, classes, *, method, parts):
         steps = range(len(batches))
         for at in steps[:2]:  # warm
             bare_step(features, labels, weight, bias, batches[at])
-        ours, bare = [], []
-        seconds = time.perf_counter()
+        ours, bare = [], []  # seconds of each part, by the wall's clock and the processors'
+        begin = clocks()
         stepper.load(0)
-        begin = time.perf_counter() - seconds  # an epoch's plan
+        begin = clocks() - begin  # an epoch's plan
         # Whole blocks, so that a part has the making of its own batches.
         each = training.block * max(1, len(steps) // training.block // parts)
         for first in range(0, len(steps), each):
             part = steps[first : first + each]
             for turn in (0, 1) if len(ours) % 2 else (1, 0):
-                seconds = time.perf_counter()
+                started_at = clocks()
                 if turn:
                     for at in part:
                         stepper.step(at)
                 else:
                     for at in part:
                         bare_step(features, labels, weight, bias, batches[at])
-                (ours if turn else bare).append(time.perf_counter() - seconds)
+                (ours if turn else bare).append(clocks() - started_at)
         watch.done.set()
         watch.join()
-        ratios = [one / other for one, other in zip(ours, bare, strict=True)]
+        wall, cpu = zip(*(one / other for one, other in zip(ours, bare, strict=True)), strict=True)
+        all_bare, all_ours = sum(bare), sum(ours) + begin
         return {
             "rows": rows,
             "width": width,
@@ -130,13 +135,18 @@ def measure(rows, width, classes, *, method, parts):
             "batch_size": recipe.batch_size,
             "threads": torch.get_num_threads(),
             "read_s": read,
-            "bare_s": sum(bare),
-            "ours_s": sum(ours) + begin,
-            "ratio": (sum(ours) + begin) / sum(bare),
-            "ratio_of_parts": {
-                "median": statistics.median(ratios),
-                "least": min(ratios),
-                "most": max(ratios),
+            **{
+                name: {
+                    "bare_s": float(all_bare[k]),
+                    "ours_s": float(all_ours[k]),
+                    "ratio": float(all_ours[k] / all_bare[k]),
+                    "of_parts": {
+                        "median": statistics.median(parts),
+                        "least": min(parts),
+                        "most": max(parts),
+                    },
+                }
+                for k, (name, parts) in enumerate((("wall", wall), ("processors", cpu)))
             },
             "memory_mb": (watch.most - started) / 1e6,
         }
@@ -145,14 +155,18 @@ def measure(rows, width, classes, *, method, parts):
 def show(record):
     print(f"{record['machine']['device']}, torch {record['machine']['torch']}")
     for row in record["rows"]:
-        parts = row["ratio_of_parts"]
         print(
-            f"{row['rows']:>9,} x {row['width']}, {row['classes']:,} classes, {row['method']}, "
-            f"batches of {row['batch_size']}, {row['threads']} thread(s): bare "
-            f"{row['bare_s']:.1f} s, ours {row['ours_s']:.1f} s, ratio {row['ratio']:.2f} (parts "
-            f"{parts['median']:.2f}, {parts['least']:.2f} to {parts['most']:.2f}); read and "
-            f"checked in {row['read_s']:.1f} s; {row['memory_mb']:,.0f} MB beyond the file"
+            f"{row['rows']:,} x {row['width']}, {row['classes']:,} classes, {row['method']}, "
+            f"batches of {row['batch_size']}, {row['threads']} thread(s); read and checked in "
+            f"{row['read_s']:.1f} s; {row['memory_mb']:,.0f} MB beyond the file"
         )
+        for name in ("wall", "processors"):
+            one, parts = row[name], row[name]["of_parts"]
+            print(
+                f"  {name:10} bare {one['bare_s']:6.1f} s, ours {one['ours_s']:6.1f} s, ratio "
+                f"{one['ratio']:.2f} (parts {parts['median']:.2f}, {parts['least']:.2f} to "
+                f"{parts['most']:.2f})"
+            )
 
 
 def main():
