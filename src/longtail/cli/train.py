@@ -73,8 +73,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="cifar10-lt, cifar100-lt, digits-lt, a frozen file or a folder of images; or, "
-            "streamed from disk, imagenet-lt, places-lt, inaturalist or a folder of lists.",
+            help="cifar10-lt, cifar100-lt, digits-lt, a frozen file, a folder of images or a file "
+            "of embeddings (.npz, .npy, .parquet); or, streamed from disk, imagenet-lt, places-lt, inaturalist or a folder of lists.",
             autocompletion=_data._complete,
         ),
     ] = None,
@@ -100,8 +100,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="paper, tuned, strong, strong-student, released, ldam, digits, imagenet-lt or "
-            "inaturalist. If absent, tuned for the CIFARs, imagenet-lt for Places-LT, and else the "
+            help="paper, tuned, strong, strong-student, released, ldam, digits, imagenet-lt, "
+            "inaturalist or embeddings. If absent, tuned for the CIFARs, imagenet-lt for Places-LT, and else the "
             "data set's own.",
             autocompletion=_complete_recipe,
         ),
@@ -231,6 +231,7 @@ def train(
       longtail train --dataset cifar10-lt --method ldam+drw --recipe ldam
       longtail train --dataset cifar10-lt --method softmax --held-out 0.2
       longtail train --dataset a.parquet --method softmax --set lr=0.05
+      longtail train --dataset features.npz --method softmax --method logit-adjusted
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
 
     Images on disk (imagenet-lt, places-lt, inaturalist, a folder of lists) train one run at a

@@ -337,17 +337,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         "mean": (0.305,),
         "std": (0.376,),
     },
-    # Settled on digits' pixels and Gaussian classes of 400 to 20,000 examples with features of
-    # length 1, of length √D and ten times that: a lower rate leaves small sets of unit length
-    # unlearned, a higher one or weight decay costs accuracy on the others.
-    "embeddings": {
-        "model": "head",
-        "epochs": 20,
-        "batch_size": 256,
-        "optimizer": "adam",
-        "lr": 0.02,
-        "schedule": "cosine",
-    },
     # The paper's appendix; what it leaves open is as usual for CIFAR.
     "paper": _PAPER,
     # The same with a weight decay that gives lower errors.
@@ -392,6 +381,17 @@ RECIPES: dict[str, dict[str, Any]] = {
     # The batch is that of all processes together.
     "imagenet-lt": _LARGE,
     "inaturalist": _LARGE | {"weight_decay": 1e-4},
+    # Settled on digits' pixels and Gaussian classes of 400 to 20,000 examples with features of
+    # length 1, of length √D and ten times that: a lower rate leaves small sets of unit length
+    # unlearned, a higher one or weight decay costs accuracy on the others.
+    "embeddings": {
+        "model": "head",
+        "epochs": 20,
+        "batch_size": 256,
+        "optimizer": "adam",
+        "lr": 0.02,
+        "schedule": "cosine",
+    },
 }
 
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
