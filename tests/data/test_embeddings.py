@@ -137,7 +137,7 @@ def test_missing_parts_are_named(tmp_path):
     with pytest.raises(InputError, match=r"must lie beside it as .*labels\.npy"):
         read_embeddings(tmp_path / "c.npy")
     (tmp_path / "d.npz").write_bytes(b"PK, but no archive")
-    with pytest.raises(InputError, match="can't be read as arrays"):
+    with pytest.raises(InputError, match="can't be read as embeddings"):
         read_embeddings(tmp_path / "d.npz")
 
 

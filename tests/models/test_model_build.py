@@ -30,9 +30,12 @@ def build(**changes):
         ({"head": "unit-norm", "head_scale": 2.0}, "the unit-norm head has none, but 2 came"),
         (
             {"image_shape": (3, 3, 32)},
-            r"at least 4 x 4 pixels.*\(3, 3, 32\); choose small-conv, or",
+            r"at least 4 x 4 pixels.*\(3, 3, 32\); choose small-conv",
         ),
-        ({"image_shape": (3, 1, 1), "name": "small-conv"}, r"at least 2 x 2 pixels.*; enlarge the"),
+        (
+            {"image_shape": (3, 1, 1), "name": "small-conv"},
+            r"at least 2 x 2 pixels.*; choose head, or",
+        ),
         (
             {"image_shape": (3, 31, 40), "name": "resnet50"},
             r"at least 32 x 32 pixels.*\(3, 31, 40\); choose small-conv, resnet20,",

@@ -74,7 +74,8 @@ def train(
         typer.Option(
             metavar="NAME",
             help="cifar10-lt, cifar100-lt, digits-lt, a frozen file, a folder of images or a file "
-            "of embeddings (.npz, .npy, .parquet); or, streamed from disk, imagenet-lt, places-lt, inaturalist or a folder of lists.",
+            "of embeddings (.npz, .npy, .parquet); or, streamed from disk, imagenet-lt, places-lt, "
+            "inaturalist or a folder of lists.",
             autocompletion=_data._complete,
         ),
     ] = None,
@@ -101,8 +102,8 @@ def train(
         typer.Option(
             metavar="NAME",
             help="paper, tuned, strong, strong-student, released, ldam, digits, imagenet-lt, "
-            "inaturalist or embeddings. If absent, tuned for the CIFARs, imagenet-lt for Places-LT, and else the "
-            "data set's own.",
+            "inaturalist or embeddings. If absent, tuned for the CIFARs, imagenet-lt for "
+            "Places-LT, and else the data set's own.",
             autocompletion=_complete_recipe,
         ),
     ] = None,

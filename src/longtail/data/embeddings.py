@@ -72,13 +72,13 @@ def read_embeddings(path: Path | str) -> tuple[ImageSet, ImageSet]:
     path = Path(path)
     reader: dict[str, Callable[[Path], dict[str, NDArray[Any]]]]
     reader = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}
-    parts = reader[path.suffix](path)
-    for name in ("features", "labels"):
-        if name not in parts:
-            raise InputError(
-                f"{path} must have the arrays features and labels; it has "
-                f"{_checks.listing(sorted(parts)) or 'none'}."
-            )
+    try:
+        parts = reader[path.suffix](path)
+    except InputError:
+        raise
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        hint = "; save names as text, labels.astype(str)" if "bject" in str(error) else ""
+        raise InputError(f"{path} can't be read as embeddings: {error}{hint}.") from error
     if ("test_features" in parts) != ("test_labels" in parts):
         raise InputError(f"{path} has only one of test_features and test_labels; give both.")
     features, labels = _checked(path, parts, "")
@@ -156,30 +156,26 @@ def _checked(
 
 
 def _read_npy(path: Path) -> dict[str, NDArray[Any]]:
-    files = {name: path.with_name(f"{name}.npy") for name in ("labels", "test_features")}
-    files |= {"features": path, "test_labels": path.with_name("test_labels.npy")}
+    others = ("labels", "test_features", "test_labels")
+    files = {"features": path} | {name: path.with_name(f"{name}.npy") for name in others}
     if not files["labels"].is_file():
         raise InputError(f"the labels of {path} must lie beside it as {files['labels']}.")
-    try:
-        return {
-            name: npy.open_memmap(file, mode="r") for name, file in files.items() if file.is_file()
-        }
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} and its labels must be arrays: {error}.") from error
+    there = {name: file for name, file in files.items() if file.is_file()}
+    return {name: npy.open_memmap(file, mode="r") for name, file in there.items()}
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     found: dict[str, NDArray[Any]] = {}
-    try:
-        with np.load(path, allow_pickle=False) as arrays, zipfile.ZipFile(path) as archive:
-            for name in arrays.files:
-                mapped = None
-                if name.removeprefix("test_") == "features":
-                    mapped = _mapped(path, archive, name)
+    with np.load(path, allow_pickle=False) as arrays, zipfile.ZipFile(path) as archive:
+        if not {"features", "labels"} <= {*arrays.files}:
+            raise InputError(
+                f"{path} must have the arrays features and labels; it has "
+                f"{_checks.listing(arrays.files)}."
+            )
+        for name in ("features", "labels", "test_features", "test_labels"):
+            if name in arrays.files:
+                mapped = _mapped(path, archive, name) if name.endswith("features") else None
                 found[name] = arrays[name] if mapped is None else mapped
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        hint = " (save names as text, labels.astype(str))" if "pickle" in str(error) else ""
-        raise InputError(f"{path} can't be read as arrays: {error}{hint}.") from error
     return found
 
 
@@ -203,7 +199,6 @@ def _mapped(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any] | N
 
 def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     """Return the parts as slices of one array, the rows of the test part last."""
-    import pyarrow as pa
     from pyarrow import compute, parquet
 
     file = parquet.ParquetFile(path)
@@ -212,9 +207,8 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
         raise InputError(
             f"{path} must have the columns features and label; it has {_checks.listing(names)}."
         )
-    if not pa.types.is_list(kind := file.schema_arrow.field("features").type) and not (
-        pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    ):
+    kind = file.schema_arrow.field("features").type
+    if not hasattr(kind, "value_type"):
         raise InputError(f"{path}: the column features must hold lists of numbers, not {kind}.")
     small = file.read(["label", *(["split"] if "split" in names else [])])
     labels = small["label"].to_numpy()

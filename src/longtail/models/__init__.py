@@ -81,12 +81,12 @@ def _resnet(design: Design) -> Callable[[ImageShape, HeadFactory], nn.Module]:
 
 MODELS: dict[str, Entry] = {
     "small-conv": Entry(SmallConvNet, smallest=2),
-    "head": Entry(HeadAlone, smallest=1),
     **{name: Entry(_resnet(design), smallest=4) for name, design in CIFAR_DESIGNS.items()},
     **{
         name: Entry(_resnet(design), smallest=32, channels=3)
         for name, design in IMAGENET_DESIGNS.items()
     },
+    "head": Entry(HeadAlone, smallest=1),
 }
 
 

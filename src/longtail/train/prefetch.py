@@ -110,10 +110,10 @@ class ImageMaker:
 
     def _each(self, draws: ImageDraws) -> Tensor:
         """Images by themselves, before mixing."""
-        rows, dy, dx, flip = (self._here(part) for part in draws[:4])
         padding, data = self.recipe.crop_padding, self.data
         if data.pixels.is_floating_point():  # embeddings come as they are
-            return data.pixels.index_select(0, rows)
+            return data.pixels.index_select(0, self._here(draws.rows))
+        rows, dy, dx, flip = (self._here(part) for part in draws[:4])
         colors: dict[str, Any] = {"mean": self.mean, "std": self.std}
         colors["pixel_range"] = data.pixel_range
         if draws.operation is None or draws.strength is None:
