@@ -139,11 +139,12 @@ class RunData:
     def _load(self, spec: DataSpec, run: Run) -> AnyData:
         from longtail._checks import InputError
         from longtail.data import DATASETS, load
+        from longtail.data.embeddings import is_embeddings
         from longtail.data.large import LARGE, load_listed
 
         listed = "list" in spec.settings
         if self.dataset is None and spec.name not in (*DATASETS, *LARGE):
-            what, how = "a folder of images or a frozen file; say where it is", ""
+            what, how = "a folder of images, a frozen file or embeddings; say where", ""
             if listed:
                 what = "lists or class folders of images on disk; say where they are"
                 how = ", and with --root FOLDER what the lists' paths start from, if elsewhere"
@@ -156,7 +157,7 @@ class RunData:
         if self.root is not None:
             raise InputError(f"--root is for images on disk, but {spec.name} is read into memory.")
         subset: dict[str, Any] = {}
-        if not Path(name).is_file():  # a frozen file is one subset already
+        if not Path(name).is_file() or is_embeddings(name):  # a frozen file is one subset already
             counts = spec.settings.get("counts")
             subset = {"profile": spec.profile, "counts": counts, "seed": spec.seed}
             subset["imbalance_ratio"] = None if counts else spec.imbalance_ratio

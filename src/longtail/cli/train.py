@@ -74,8 +74,9 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="cifar10-lt, cifar100-lt, digits-lt, a frozen file or a folder of images; or, "
-            "streamed from disk, imagenet-lt, places-lt, inaturalist or a folder of lists.",
+            help="cifar10-lt, cifar100-lt, digits-lt, a frozen file, a folder of images or a file "
+            "of embeddings (.npz, .npy, .parquet); or, streamed from disk, imagenet-lt, places-lt, "
+            "inaturalist or a folder of lists.",
             autocompletion=_data._complete,
         ),
     ] = None,
@@ -102,9 +103,9 @@ def train(
         typer.Option(
             metavar="NAME",
             help="paper, tuned, strong, strong-student, released, ldam, digits, imagenet-lt, "
-            "inaturalist, finetune or scratch. If absent, tuned for the CIFARs, imagenet-lt for "
-            "Places-LT, else the data set's own; for your own images scratch, and with --weights "
-            "finetune, completed by what the images are.",
+            "inaturalist, finetune, scratch or embeddings. If absent, tuned for the CIFARs, "
+            "imagenet-lt for Places-LT, else the data set's own; for your own images scratch, with "
+            "--weights finetune, completed by what the images are.",
             autocompletion=_complete_recipe,
         ),
     ] = None,
@@ -243,6 +244,7 @@ def train(
       longtail train --dataset photos --method softmax --method logit-adjusted
       longtail train --dataset photos --method softmax --weights r50.safetensors
       longtail train --dataset a.parquet --method softmax --set lr=0.05
+      longtail train --dataset features.npz --method softmax --method logit-adjusted
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
 
     Images on disk (imagenet-lt, places-lt, inaturalist, a folder of lists) train one run at a
@@ -417,7 +419,8 @@ def _planned(
     named = None if asked.recipe in (None, *own) else values.get("image_size", 0)
     size = overrides.get("image_size", named)
     data = _read(dataset, root, options, size=size, colour=weights is not None)
-    usual = RECIPE_OF.get(data.spec.name, own_data.SCRATCH)
+    embedded = getattr(data.train, "is_embeddings", False)
+    usual = "embeddings" if embedded else RECIPE_OF.get(data.spec.name, own_data.SCRATCH)
     recipe = asked.recipe or (usual if weights is None else own_data.FINETUNE)
     if weights is not None and "model" not in overrides:
         overrides["model"] = weights.find_model()

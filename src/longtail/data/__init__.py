@@ -9,6 +9,7 @@ torch_samplers  the same for torch's DataLoader, also in several processes
 decoding     many encoded images into one array
 cifar        CIFAR-10 and CIFAR-100 from the official archives, and their fingerprints
 hub_parquet  parquet files as the Hugging Face hub has them; frozen data sets
+embeddings   features of any model with their labels, from npz, npy and parquet files
 digits       scikit-learn's handwritten digits
 
 Data sets too large for memory, as lists of files:

@@ -138,6 +138,8 @@ def freeze(
         (True, True)
     """
     path = Path(path)
+    if data.train.is_embeddings:
+        raise InputError(f"{data.spec.name} holds embeddings; their own file is what to keep.")
     check_destination(path, force=force)
     parts = {"train": data.train, "test": data.test}
     if dev:

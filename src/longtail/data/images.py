@@ -48,7 +48,8 @@ class ImageSet(Labeled):
     """Labelled images.
 
     Attributes:
-        images: uint8, shape (examples, channels, height, width).
+        images: uint8, shape (examples, channels, height, width); or embeddings, float32, shape
+            (examples, D, 1, 1) with the pixel range 1, which may be mapped from a file.
         labels: int64, shape (examples,).
         class_names: one name per class, in label order.
         pixel_range: the largest value a pixel can have, 255 for photographs.
@@ -56,14 +57,14 @@ class ImageSet(Labeled):
             refuses; empty for any other.
     """
 
-    images: NDArray[np.uint8]
+    images: NDArray[np.uint8] | NDArray[np.float32]
     labels: IntArray
     class_names: tuple[str, ...]
     pixel_range: int = 255
     role: str = ""
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.dtype != np.uint8:
+        if not self.is_embeddings and (self.images.ndim != 4 or self.images.dtype != np.uint8):
             raise InputError(
                 f"`images` must be uint8 of shape (examples, channels, height, width); "
                 f"got {self.images.dtype} of shape {self.images.shape}."
@@ -76,6 +77,12 @@ class ImageSet(Labeled):
         """(channels, height, width)."""
         _, channels, height, width = self.images.shape
         return channels, height, width
+
+    @property
+    def is_embeddings(self) -> bool:
+        """Whether they are embeddings, which come as they are: nothing crops or normalises them."""
+        one_pixel = self.images.ndim == 4 and self.images.shape[2:] == (1, 1)
+        return one_pixel and self.images.dtype == np.float32 and self.pixel_range == 1
 
     @cached_property
     def fingerprint(self) -> str:

@@ -19,6 +19,7 @@ from longtail._checks import InputError
 from longtail.data.cifar import ARCHIVES, read_cifar, verify_official, verify_subset
 from longtail.data.decoding import Progress
 from longtail.data.digits import read_digits
+from longtail.data.embeddings import is_embeddings, read_embeddings
 from longtail.data.hub_parquet import read_frozen, read_hub_parquet, read_record
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.large import VARIABLE
@@ -54,12 +55,12 @@ def load(
     Args:
         name: ``cifar10-lt``, ``cifar100-lt`` or ``digits-lt``; or a file that `freeze` wrote; or
             a folder of images, with ``train/<class>/<image>`` and ``test/<class>/<image>``,
-            where the test set may lack classes.
+            where the test set may lack classes; or a file of embeddings, see `embeddings`.
         data_dir: where the CIFARs are, in any of their forms: the official archive, packed or
             unpacked, the hub's parquet files, or a frozen file. The environment variable
             LONGTAIL_DATA if None.
         profile: ``exp``, ``step`` or ``natural``. If None, ``natural`` where counts are given,
-            else ``exp``; a folder of images then keeps its own class sizes.
+            else ``exp``; a folder of images and embeddings then keep their own class sizes.
         imbalance_ratio: largest class over smallest, for ``exp`` and ``step``; the literature's
             if None (100; 50 for the digits).
         counts: class sizes of a natural profile in label order, or a text file of them.
@@ -108,13 +109,15 @@ def load(
             return frozen
         if verify:
             verify_official(asked.name.removesuffix("-lt"), pool, test, where=str(data_dir))
-    elif path.is_file():
+    elif path.is_file() and not is_embeddings(path):
         return _as_frozen(read_frozen(path), path, asked, development)
-    elif path.is_dir():
-        pool, test = _read_folder(path, progress)
-        # Folders of one name may differ, so the record tells them apart by what is in them.
+    elif path.exists():
+        folder, where = path.is_dir(), path.resolve()
+        pool, test = _read_folder(path, progress) if folder else read_embeddings(path)
+        label = where.name if folder else where.stem
+        label = re.sub(r"[^A-Za-z0-9._+-]+", "-", label).lstrip("._+-") or "images"
+        # Those of one name may differ, so the record tells them apart by what is in them.
         content = Settings({**settings, POOL: pool.fingerprint[:16]})
-        label = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.resolve().name).lstrip("._+-") or "images"
         asked = replace(asked, name=label, settings=content)
         if profile is None and imbalance_ratio is None:
             return LongTailedData(pool, test, replace(asked, seed=0))

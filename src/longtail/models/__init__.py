@@ -18,7 +18,13 @@ _checks.require("torch", extra="torch")
 
 from torch import Tensor, nn
 
-from longtail.models.heads import HEADS, HeadFactory, effective_weight_and_bias, head_factory
+from longtail.models.heads import (
+    HEADS,
+    HeadAlone,
+    HeadFactory,
+    effective_weight_and_bias,
+    head_factory,
+)
 from longtail.models.resnet import CIFAR_DESIGNS, IMAGENET_DESIGNS, Design, ResNet
 
 __all__ = ["HEADS", "MODELS", "Entry", "build", "head_norms_and_bias"]
@@ -80,6 +86,7 @@ MODELS: dict[str, Entry] = {
         name: Entry(_resnet(design), smallest=32, channels=3)
         for name, design in IMAGENET_DESIGNS.items()
     },
+    "head": Entry(HeadAlone, smallest=1),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -98,6 +99,30 @@ class CosineHead(_UnitRowsHead):
     def extra_repr(self) -> str:
         """The widths and the scale, for printing."""
         return f"{super().extra_repr()}, scale={self.scale:g}"
+
+
+class HeadAlone(nn.Module):
+    """A last layer by itself, for features that come as images of 1 x 1 pixels.
+
+    A linear one starts at zero, with every class equally likely: random weights would first have
+    to be unlearned, which takes long where features are large.
+
+    Args:
+        image_shape: (channels, height, width); of images of more pixels, all values are features.
+        head: makes the last layer, given the width of the features.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], head: HeadFactory) -> None:
+        super().__init__()
+        self.features = nn.Flatten()
+        self.fc = head(math.prod(image_shape))
+        if isinstance(self.fc, nn.Linear):
+            nn.init.zeros_(self.fc.weight)
+            nn.init.zeros_(self.fc.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, num_classes)."""
+        return self.fc(self.features(images))  # type: ignore[no-any-return]
 
 
 def head_factory(head: str, *, num_classes: int, scale: float = 1.0) -> HeadFactory:

@@ -22,6 +22,7 @@ from longtail.train import checkpoint
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World
 from longtail.train.loop import new_network
+from longtail.train.prefetch import as_tensor
 from longtail.train.recipe import Recipe
 from longtail.train.streamed import Streaming, judging, stream_logits
 
@@ -37,7 +38,7 @@ def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.nda
     with judging(model):
         found = [
             model(normalize(batch.to(device), **colors)).float().cpu()
-            for batch in torch.split(torch.from_numpy(images.images), 1024)
+            for batch in torch.split(as_tensor(images), 1024)
         ]
     return torch.cat(found).numpy()
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from longtail._checks import InputError, IntArray
-from longtail.data.decoding import in_threads
+from longtail.data.decoding import PhotoError, in_threads
 from longtail.data.images import ImageSet, Labeled
 from longtail.data.large import ListedData
 from longtail.data.lists import ListedImages
-from longtail.data.photos import CenterCrop, Header, PhotoError, check_photo
+from longtail.data.photos import CenterCrop, Header, check_photo
 from longtail.models import MODELS
 from longtail.train.recipe import Recipe, get_recipe
 

@@ -10,6 +10,7 @@ same images share them: they are made once, and their teachers are asked once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,6 +32,13 @@ _TEACHER_BATCH = 4096  # images that teachers see at once
 Teachers = Callable[[Tensor], Tensor] | Tensor
 
 
+def as_tensor(images: ImageSet) -> Tensor:
+    """The images on the CPU without a copy; those mapped from a file stay there."""
+    with warnings.catch_warnings():  # nothing writes into them
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(images.images)
+
+
 class Resident:
     """A training set on a device, shared by all runs of a cohort.
 
@@ -44,7 +52,7 @@ class Resident:
     """
 
     def __init__(self, images: ImageSet, device: torch.device) -> None:
-        self.pixels = torch.from_numpy(images.images).to(device)
+        self.pixels = as_tensor(images).to(device)
         self.labels = torch.from_numpy(images.labels).to(device)
         self.pixel_range = images.pixel_range
         self.image_shape, self.num_classes = images.image_shape, images.num_classes
@@ -102,8 +110,10 @@ class ImageMaker:
 
     def _each(self, draws: ImageDraws) -> Tensor:
         """Images by themselves, before mixing."""
-        rows, dy, dx, flip = (self._here(part) for part in draws[:4])
         padding, data = self.recipe.crop_padding, self.data
+        if data.pixels.is_floating_point():  # embeddings come as they are
+            return data.pixels.index_select(0, self._here(draws.rows))
+        rows, dy, dx, flip = (self._here(part) for part in draws[:4])
         colors: dict[str, Any] = {"mean": self.mean, "std": self.std}
         colors["pixel_range"] = data.pixel_range
         if draws.operation is None or draws.strength is None:
@@ -195,7 +205,7 @@ class Prefetcher:
 
     def fill(self, block: Block, plans: Sequence[EpochPlan], first: int, end: int) -> None:
         """Make everything that a block holds of the positions from `first` to `end` of an epoch."""
-        chunk = max(1, _CHUNK_BYTES // self.data.pixels[0].numel())
+        chunk = max(1, _CHUNK_BYTES // self.data.pixels[0].nbytes)
         for runs, maker in zip(self.streams, self.makers, strict=True):
             images, partners, mixing, *_ = plans[runs[0]]
             for low in range(first, end, chunk):

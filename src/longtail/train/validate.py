@@ -90,6 +90,15 @@ def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
             f"{spec.dataset.name} is in memory, in one size; take another recipe, or override "
             f"image_size=0."
         )
+    elif images.is_embeddings:
+        changes = ("mean", "std", "crop_padding", "flip", "cutmix")
+        off = {"mean": (0.0,), "std": (1.0,)}
+        for key in changes:
+            if getattr(recipe, key) != off.get(key, 0):
+                raise InputError(
+                    f"{name} changes images (`{key}`), but {spec.dataset.name} holds embeddings, "
+                    f"which come as they are; take the recipe embeddings (--recipe embeddings)."
+                )
     channels, height, width = image_shape_of(recipe, images)
     for key in ("mean", "std"):
         if len(getattr(recipe, key)) not in (1, channels):

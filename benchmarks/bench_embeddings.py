@@ -1,0 +1,198 @@
+"""An epoch of a linear head on embeddings in a file, against a bare loop on the same rows.
+
+    python benchmarks/bench_embeddings.py --rows 100000             # prints
+    python benchmarks/bench_embeddings.py --record results/bench_embeddings.json
+    python benchmarks/bench_embeddings.py --show results/bench_embeddings.json
+
+The bare loop gathers the rows of a batch from the mapped file, and does the two matrix products
+and F.cross_entropy; no optimizer, no loss but softmax, no checks. Ours is `loop.Training`, as
+`longtail train` runs it. Both take the same batches of an epoch, in turns, a part of the epoch
+at a time. Memory is the most that the process had beyond the file's mapped pages, of which
+Linux keeps count. Beside the wall's time, which neighbours disturb, stands the processors'.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from longtail.data.embeddings import read_embeddings
+from longtail.train.cuda_graphs import Stepper
+from longtail.train.loop import Training
+from longtail.train.methods import Method
+from longtail.train.plan import Planner
+from longtail.train.prefetch import Resident, as_tensor
+from longtail.train.recipe import get_recipe
+from machine import machine
+
+CPU = torch.device("cpu")
+
+
+def write_features(folder, rows, width, classes):
+    """features.npy and its labels, written a part at a time; a test part of a few rows."""
+    random = np.random.default_rng(0)
+    path = folder / "features.npy"
+    whole = np.lib.format.open_memmap(path, "w+", np.float32, (rows, width))
+    for start in range(0, rows, 2**14):
+        part = whole[start : start + 2**14]
+        part[:] = random.standard_normal(part.shape, dtype=np.float32)
+    whole.flush()
+    share = np.geomspace(100, 1, classes)
+    labels = random.choice(classes, rows, p=share / share.sum())
+    labels[:classes] = np.arange(classes)
+    np.save(folder / "labels.npy", labels)
+    np.save(folder / "test_features.npy", whole[:classes])
+    np.save(folder / "test_labels.npy", labels[:classes])
+    return path
+
+
+def clocks():
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+def own_bytes():
+    """What the process has in memory beside mapped files."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    (anonymous,) = (line.split()[1] for line in status if line.startswith("RssAnon"))
+    return 1024 * int(anonymous)
+
+
+class Watch(threading.Thread):
+    """The largest `own_bytes` while it runs."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.most, self.done = 0, threading.Event()
+
+    def run(self):
+        while not self.done.wait(0.02):
+            self.most = max(self.most, own_bytes())
+
+
+def bare_step(features, labels, weight, bias, rows):
+    x = features[rows]
+    loss = F.cross_entropy(F.linear(x, weight, bias), labels[rows])
+    loss.backward()
+    weight.grad = bias.grad = None
+
+
+def measure(rows, width, classes, *, method, parts):
+    with tempfile.TemporaryDirectory() as name:
+        path = write_features(Path(name), rows, width, classes)
+        started = own_bytes()
+        watch = Watch()
+        watch.start()
+        seconds = time.perf_counter()
+        images, _ = read_embeddings(path)
+        read = time.perf_counter() - seconds
+        recipe = get_recipe("embeddings")
+        planner = Planner(
+            recipe, Method.of(method), images.labels, np.arange(rows), images.prior, seed=0
+        )
+        data = Resident(images, CPU)
+        stepper = Stepper(lambda: Training([planner], data), device=CPU)
+        training = stepper.training
+        features, labels = as_tensor(images)[:, :, 0, 0], torch.from_numpy(images.labels)
+        weight = (0.01 * torch.randn(classes, width)).requires_grad_()
+        bias = torch.zeros(classes, requires_grad=True)
+        batches = planner.plan(0).images.rows.split(recipe.batch_size)
+        steps = range(len(batches))
+        for at in steps[:2]:  # warm
+            bare_step(features, labels, weight, bias, batches[at])
+        ours, bare = [], []  # seconds of each part, by the wall's clock and the processors'
+        begin = clocks()
+        stepper.load(0)
+        begin = clocks() - begin  # an epoch's plan
+        # Whole blocks, so that a part has the making of its own batches.
+        each = training.block * max(1, len(steps) // training.block // parts)
+        for first in range(0, len(steps), each):
+            part = steps[first : first + each]
+            for turn in (0, 1) if len(ours) % 2 else (1, 0):
+                started_at = clocks()
+                if turn:
+                    for at in part:
+                        stepper.step(at)
+                else:
+                    for at in part:
+                        bare_step(features, labels, weight, bias, batches[at])
+                (ours if turn else bare).append(clocks() - started_at)
+        watch.done.set()
+        watch.join()
+        wall, cpu = zip(*(one / other for one, other in zip(ours, bare, strict=True)), strict=True)
+        all_bare, all_ours = sum(bare), sum(ours) + begin
+        return {
+            "rows": rows,
+            "width": width,
+            "classes": classes,
+            "method": method,
+            "batch_size": recipe.batch_size,
+            "threads": torch.get_num_threads(),
+            "read_s": read,
+            **{
+                name: {
+                    "bare_s": float(all_bare[k]),
+                    "ours_s": float(all_ours[k]),
+                    "ratio": float(all_ours[k] / all_bare[k]),
+                    "of_parts": {
+                        "median": statistics.median(parts),
+                        "least": min(parts),
+                        "most": max(parts),
+                    },
+                }
+                for k, (name, parts) in enumerate((("wall", wall), ("processors", cpu)))
+            },
+            "memory_mb": (watch.most - started) / 1e6,
+        }
+
+
+def show(record):
+    print(f"{record['machine']['device']}, torch {record['machine']['torch']}")
+    for row in record["rows"]:
+        print(
+            f"{row['rows']:,} x {row['width']}, {row['classes']:,} classes, {row['method']}, "
+            f"batches of {row['batch_size']}, {row['threads']} thread(s); read and checked in "
+            f"{row['read_s']:.1f} s; {row['memory_mb']:,.0f} MB beyond the file"
+        )
+        for name in ("wall", "processors"):
+            one, parts = row[name], row[name]["of_parts"]
+            print(
+                f"  {name:10} bare {one['bare_s']:6.1f} s, ours {one['ours_s']:6.1f} s, ratio "
+                f"{one['ratio']:.2f} (parts {parts['median']:.2f}, {parts['least']:.2f} to "
+                f"{parts['most']:.2f})"
+            )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--parts", type=int, default=12, help="turns that the two take")
+    parser.add_argument("--record", type=Path, help="also write the record here")
+    parser.add_argument("--show", type=Path, help="print a record")
+    given = parser.parse_args()
+    if given.show:
+        show(json.loads(given.show.read_text()))
+        return
+    torch.set_num_threads(given.threads)
+    about = machine()
+    about["device"] = about["device"].replace("one thread used", f"{given.threads} threads used")
+    record = {"machine": about | {"torch": torch.__version__}, "rows": []}
+    for method in ("softmax", "logit-adjusted"):
+        sizes = {"method": method, "parts": given.parts}
+        record["rows"].append(measure(given.rows, given.width, given.classes, **sizes))
+    show(record)
+    if given.record:
+        given.record.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

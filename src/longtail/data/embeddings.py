@@ -1,0 +1,243 @@
+"""Embeddings of any model and their labels, as an ImageSet of 1 x 1 pixels with D channels.
+
+- ``.npz``: `features`, shape (examples, D), and `labels`; perhaps `test_features`, `test_labels`.
+- ``.npy``: the features; `labels.npy` beside it, perhaps `test_features.npy`, `test_labels.npy`.
+- ``.parquet``: a column of lists `features` and a column `label`; perhaps `split`, train or test.
+
+Features in float32 are mapped from .npy files and from .npz files by `numpy.savez`, so they may be
+larger than memory; a compressed .npz and parquet are read whole. Labels are whole numbers or names;
+the classes are those of the training part, sorted.
+"""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.data.images import ImageSet
+from longtail.data.subsets import held_out_split
+
+TEST_FRACTION = 0.2  # of each class, where the file has no test part
+_COPIED = 2**31  # bytes of mapped features that may be copied into memory
+_BLOCK = 2**26  # bytes of features that are looked at at once
+_ROWS = 2**14  # of parquet
+
+_logger = logging.getLogger("longtail")
+
+
+def is_embeddings(path: Path | str) -> bool:
+    """Whether a file's name, or the columns of a parquet file, say that it holds embeddings."""
+    path = Path(path)
+    if path.suffix != ".parquet":
+        return path.is_file() and path.suffix in (".npz", ".npy")
+    if not path.is_file():
+        return False
+    pa = _checks.require("pyarrow", extra="train")
+    try:
+        names = _checks.require("pyarrow.parquet", extra="train").read_schema(path).names
+    except pa.ArrowException:
+        return False  # what is wrong with it, the reader of images will say
+    return "features" in names
+
+
+def read_embeddings(path: Path | str) -> tuple[ImageSet, ImageSet]:
+    """Return the training and the test part of a file of embeddings.
+
+    Without a test part, a fifth of each class, of the same rows every time, is set aside; a class
+    of one example keeps it to train on.
+
+    Args:
+        path: of one of the layouts above.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "features.npz"
+        ...     features, labels = np.eye(8, dtype=np.float32), np.arange(8) % 2
+        ...     np.savez(file, features=features, labels=labels, test_features=features[:2],
+        ...              test_labels=labels[:2])
+        ...     train, test = read_embeddings(file)
+        >>> train.image_shape, train.counts, len(test)
+        ((8, 1, 1), array([4, 4]), 2)
+    """
+    path = Path(path)
+    reader: dict[str, Callable[[Path], dict[str, NDArray[Any]]]]
+    reader = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}
+    try:
+        parts = reader[path.suffix](path)
+    except InputError:
+        raise
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        hint = "; save names as text, labels.astype(str)" if "bject" in str(error) else ""
+        raise InputError(f"{path} can't be read as embeddings: {error}{hint}.") from error
+    if ("test_features" in parts) != ("test_labels" in parts):
+        raise InputError(f"{path} has only one of test_features and test_labels; give both.")
+    features, labels = _checked(path, parts, "")
+    classes, codes = np.unique(labels, return_inverse=True)
+    train = ImageSet(features, codes.astype(np.int64), tuple(map(str, classes.tolist())), 1)
+    if "test_features" not in parts:
+        return _split(path, train)
+    features, labels = _checked(path, parts, "test_")
+    if features.shape[1:] != train.images.shape[1:]:
+        raise InputError(
+            f"{path}: features have {train.image_shape[0]} columns but test_features have "
+            f"{features.shape[1]}."
+        )
+    same_kind = labels.dtype.kind == classes.dtype.kind
+    unknown = ~np.isin(labels, classes) if same_kind else np.ones(len(labels), bool)
+    if unknown.any():
+        row = int(unknown.argmax())
+        raise InputError(
+            f"{path}: row {row} of test_labels has the label {labels[row].item()!r}, which no "
+            f"training example has; training can't learn it."
+        )
+    return train, ImageSet(features, np.searchsorted(classes, labels), train.class_names, 1)
+
+
+def _split(path: Path, train: ImageSet) -> tuple[ImageSet, ImageSet]:
+    """Set the test part aside."""
+    _refuse_copy(path, train.images, "without a test part", "give test_features and test_labels")
+    rows = np.flatnonzero(train.counts[train.labels] > 1)
+    if not len(rows):
+        raise InputError(f"{path}: every class has one example; there is nothing to learn from.")
+    _, held = held_out_split(train.labels[rows], fraction=TEST_FRACTION, seed=0)
+    held = rows[held]
+    _logger.warning(
+        "%s has no test part: %s of its %s examples, a fifth of each class, are set aside for it",
+        *(path.name, f"{len(held):,}", f"{len(train):,}"),
+    )
+    return train.take(np.setdiff1d(np.arange(len(train)), held)), train.take(held)
+
+
+def _refuse_copy(path: Path, features: NDArray[Any], why: str, instead: str) -> None:
+    size = 4 * features.size
+    if size > _COPIED:
+        raise InputError(
+            f"{path}: {why}, {size / 1e9:.1f} GB of features would be copied into memory; "
+            f"{instead}."
+        )
+
+
+def _checked(
+    path: Path, parts: Mapping[str, NDArray[Any]], prefix: str
+) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return features as images and labels; refuse what could not be trained on."""
+    features, labels = parts[f"{prefix}features"], parts[f"{prefix}labels"]
+    where = f"{path}: {prefix}features"
+    if features.ndim != 2 or not features.size or features.dtype.kind not in "fiu":
+        raise InputError(
+            f"{where} must be numbers of shape (examples, D); they are {features.dtype} of shape "
+            f"{features.shape}."
+        )
+    if labels.shape != (len(features),) or labels.dtype.kind not in "iuUS":
+        raise InputError(
+            f"{path}: {prefix}labels must be whole numbers or names, one for each of the "
+            f"{len(features):,} rows of features; they are {labels.dtype} of shape {labels.shape}."
+        )
+    if features.dtype != np.float32:
+        _refuse_copy(path, features, f"as {features.dtype}", "save them with .astype(np.float32)")
+        features = features.astype(np.float32)
+    rows = max(1, _BLOCK // (4 * features.shape[1]))
+    for start in range(0, len(features), rows):
+        bad = ~np.isfinite(features[start : start + rows]).all(1)
+        if bad.any():
+            raise InputError(f"{where}: row {start + int(bad.argmax())} has a NaN or an infinity.")
+    labels = labels.astype(str) if labels.dtype.kind in "US" else labels.astype(np.int64)
+    return features[:, :, None, None], labels
+
+
+def _read_npy(path: Path) -> dict[str, NDArray[Any]]:
+    others = ("labels", "test_features", "test_labels")
+    files = {"features": path} | {name: path.with_name(f"{name}.npy") for name in others}
+    if not files["labels"].is_file():
+        raise InputError(f"the labels of {path} must lie beside it as {files['labels']}.")
+    there = {name: file for name, file in files.items() if file.is_file()}
+    return {name: npy.open_memmap(file, mode="r") for name, file in there.items()}
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    found: dict[str, NDArray[Any]] = {}
+    with np.load(path, allow_pickle=False) as arrays, zipfile.ZipFile(path) as archive:
+        if not {"features", "labels"} <= {*arrays.files}:
+            raise InputError(
+                f"{path} must have the arrays features and labels; it has "
+                f"{_checks.listing(arrays.files)}."
+            )
+        for name in ("features", "labels", "test_features", "test_labels"):
+            if name in arrays.files:
+                mapped = _mapped(path, archive, name) if name.endswith("features") else None
+                found[name] = arrays[name] if mapped is None else mapped
+    return found
+
+
+def _mapped(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any] | None:
+    """Return a memory map of an array in an archive; None if it is compressed."""
+    info = archive.getinfo(f"{name}.npy")
+    if info.compress_type != zipfile.ZIP_STORED:
+        return None
+    with archive.open(info) as file:
+        first = npy.read_magic(file) == (1, 0)
+        read = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
+        (shape, fortran, dtype), offset = read(file), file.tell()
+    if dtype.hasobject:
+        return None
+    with open(path, "rb") as raw:  # the member's own header says where its data begin
+        raw.seek(info.header_offset + 26)
+        lengths = np.frombuffer(raw.read(4), "<u2")
+    offset += info.header_offset + 30 + int(lengths.sum())
+    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+
+
+def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the parts as slices of one array, the rows of the test part last."""
+    from pyarrow import compute, parquet
+
+    file = parquet.ParquetFile(path)
+    names = file.schema_arrow.names
+    if "label" not in names:
+        raise InputError(
+            f"{path} must have the columns features and label; it has {_checks.listing(names)}."
+        )
+    kind = file.schema_arrow.field("features").type
+    if not hasattr(kind, "value_type"):
+        raise InputError(f"{path}: the column features must hold lists of numbers, not {kind}.")
+    small = file.read(["label", *(["split"] if "split" in names else [])])
+    labels = small["label"].to_numpy()
+    labels = labels.astype(str) if labels.dtype == object else labels
+    test = np.zeros(len(labels), bool)
+    if "split" in names:
+        split = small["split"].to_numpy().astype(str)
+        if odd := sorted({*split.tolist()} - {"train", "test"}):
+            raise InputError(f"{path}: split must be train or test; it is also {odd[0]!r}.")
+        test = split == "test"
+    order, kept = np.argsort(test, kind="stable"), int((~test).sum())
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    features, row = np.empty((0, 0), np.float32), 0
+    for batch in file.iter_batches(_ROWS, columns=["features"]):
+        column = batch.column(0)
+        lengths = compute.fill_null(compute.list_value_length(column), -1).to_numpy()
+        if row == 0:
+            features = np.empty((len(test), int(lengths[0])), np.float32)
+        if (bad := lengths != features.shape[1]).any():
+            raise InputError(
+                f"{path}: row {row + int(bad.argmax())} of features has not the "
+                f"{features.shape[1]} numbers of the first."
+            )
+        numbers = column.flatten().to_numpy(zero_copy_only=False)
+        features[place[row : row + len(column)]] = numbers.reshape(len(column), -1)
+        row += len(column)
+    labels = labels[order]
+    found = {"features": features[:kept], "labels": labels[:kept]}
+    if test.any():
+        found |= {"test_features": features[kept:], "test_labels": labels[kept:]}
+    return found
