@@ -173,12 +173,6 @@ def test_the_svms_bayes_risk_is_the_minimum_over_all_scores(svm, p):
 
 
 @pytest.mark.parametrize("pi", [0.05, 0.2, 0.4])
-def test_the_papers_rescaled_svm_has_maximum_one_over_one_minus_pi(pi):
-    svm = examples(pi)["balanced-margin"].limit()
-    assert svm.peak() == (pytest.approx(pi), pytest.approx(1 / (1 - pi)))
-
-
-@pytest.mark.parametrize("pi", [0.05, 0.2, 0.4])
 def test_masnadi_shirazi_is_the_balanced_loss_with_a_constant_margin(pi):
     svm, balanced = CostSensitiveSVM.masnadi_shirazi(pi), examples(pi)["balanced"].limit()
     assert (svm.delta_pos, svm.delta_neg) == (balanced.delta_pos, balanced.delta_neg) == (1, 1)

@@ -121,19 +121,6 @@ def test_logits_of_earlier_weights_are_not_taken_for_the_runs(tmp_path, caplog):
     assert "training went on after the last validation" in caplog.text
 
 
-def test_a_fast_dev_run_leaves_no_run_and_needs_no_class(tmp_path):
-    """Of one batch: it must neither stand in the way of the training nor lack examples."""
-    net = example.record(example.Net(), tmp_path)
-    used = trainer(fast_dev_run=True)
-    first = torch.utils.data.Subset(example.HELD, np.flatnonzero(example.HELD.tensors[1] == 0))
-    used.fit(net, DataLoader(example.TRAIN, batch_size=8), DataLoader(first, batch_size=8))
-    used.test(net, DataLoader(first, batch_size=8), verbose=False)
-    assert used.callback_metrics["test_balanced_error"].item() <= 1
-    assert find_runs(tmp_path) == []
-    trainer(max_epochs=1).fit(net, example.Data(16))
-    assert len(find_runs(tmp_path)) == 1
-
-
 def test_the_mixin_behind_the_lightning_module_is_refused():
     message = r"Late: LongTailMixin must stand before LightningModule .* Late\(LongTailMixin, Light"
     with pytest.raises(TypeError, match=message):
@@ -193,12 +180,6 @@ def test_other_weights_than_the_runs_are_refused(trained):
         trainer().test(other, example.Data(16), verbose=False)
     with pytest.raises(RunError, match="has the logits of the split 'test' already"):
         trainer().test(net, example.Data(16), verbose=False)
-
-
-def test_a_run_that_is_there_is_not_overwritten(trained):
-    root = trained[2].folder.parents[1]
-    with pytest.raises(RunError, match="exists already"):
-        trainer().fit(example.record(example.Net(), root), example.Data(16))
 
 
 def test_several_loaders_are_refused():

@@ -1,7 +1,6 @@
 """Lightning: deferred re-weighting, its checkpoints, and what it leaves behind."""
 
 import copy
-import signal
 
 import lightning
 import lightning_example as example
@@ -11,7 +10,7 @@ import torch
 from lightning_example import logits_of, trainer
 from torch.utils.data import DataLoader
 
-from longtail import ClassPrior, InputError, balanced_error
+from longtail import InputError, balanced_error
 from longtail.integrations.lightning import DeferredReweighting, LongTailMixin
 from longtail.losses import SoftmaxLoss
 
@@ -95,14 +94,6 @@ def test_the_reweighting_needs_one_loss():
     assert net.second.weight.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_the_reweighting_refuses_what_it_cannot_do():
-    with pytest.raises(InputError, match="`prior` has 2 classes"):
-        DeferredReweighting(ClassPrior.from_counts([2, 1])).setup(trainer(), example.Net(), "fit")
-    endless = trainer(max_epochs=-1)
-    with pytest.raises(InputError, match="has no max_epochs"):
-        DeferredReweighting(example.PRIOR).setup(endless, example.Net(), "fit")
-
-
 def test_the_weights_are_gone_after_the_training(tmp_path):
     """The same cell run twice, a copy, a resumed training, and one without the callback."""
     net, used, file = Plain(), trainer(callbacks=[reweighting()]), tmp_path / "end.ckpt"
@@ -119,24 +110,3 @@ def test_the_weights_are_gone_after_the_training(tmp_path):
     net.weights_seen.clear()
     trainer(max_epochs=1).fit(net, example.Data(64))
     assert set(net.weights_seen) == {None}
-
-
-@pytest.mark.parametrize("cause", [SystemError, KeyboardInterrupt])
-def test_an_interrupted_reweighting_can_be_begun_again(cause):
-    class Interrupted(Plain):
-        def on_train_epoch_end(self):
-            super().on_train_epoch_end()
-            if self.current_epoch == 1 and cause is not None:
-                raise cause("enough")
-
-    net = Interrupted()
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit if cause is KeyboardInterrupt else cause):
-            trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
-    finally:
-        signal.signal(signal.SIGINT, before)  # which Lightning leaves ignored
-    assert max(net.weights_seen[-1]) > 2
-    assert net.criterion.weight is None
-    cause = None
-    trainer(callbacks=[reweighting()]).fit(net, example.Data(64))

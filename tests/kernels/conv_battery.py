@@ -121,14 +121,6 @@ def test_the_kernels_and_torch_share_the_work():
         assert (moments is not None) == by_kernel
 
 
-def test_parts_of_a_weights_gradient(monkeypatch):
-    monkeypatch.setattr(module, "PARTS", {16: 3, 32: 3, 64: 3})
-    x, weight, up = make((5, 32, 11, 13), 32, groups=2, stride=2)
-    exact = oracle(x, weight, up, stride=2, groups=2)[2]
-    found = module._weight_gradient(x, up, stride=2, groups=2)
-    torch.testing.assert_close(found.double().cpu(), exact, rtol=1e-5, atol=1e-4)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("groups", "channels", "side"), [(2, 4, 5), (1, 16, 4), (3, 6, 1)])
 def test_shortcut_of_option_a(groups, channels, side, dtype):

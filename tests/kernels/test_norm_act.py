@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from longtail._checks import InputError
-from longtail.kernels import available
-from longtail.kernels.norm_act import norm_act, norm_act_fork, serves
+from longtail.kernels.norm_act import norm_act
 
 ON_GPU = find_spec("triton") is not None and torch.cuda.is_available()
 if ON_GPU:
@@ -42,13 +41,6 @@ def test_torch_form_is_torchs_own_sequence(residual, relu, training):
     expected = expected + r if residual else expected
     assert torch.equal(found, expected.relu() if relu else expected)
     assert torch.equal(*tracked)
-
-
-def test_the_cpu_is_served_by_torch():
-    x, w, b, r = tensors()
-    assert available("cpu") == serves(x.contiguous(memory_format=torch.channels_last), w, b, r)
-    one, two = norm_act_fork(x, w, b, None, None, training=True)
-    assert torch.equal(one, two)
 
 
 def test_a_residual_of_another_shape_is_refused():
@@ -91,35 +83,6 @@ class TestOnGPU:
                     o.double() - e
                 ).norm() / size + 1e-6
 
-    def test_graphs_on_several_streams_replay_alike(self):
-        jobs = []
-        for seed in range(4):
-            x, w, b, r = channels_last((128, 16, 32, 32))
-            x = (x.detach() + seed).requires_grad_()
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-
-            def step(x=x, w=w, b=b, r=r):
-                y, z = norm_act_fork(x, w, b, None, None, residual=r, training=True)
-                return y, *torch.autograd.grad((y, z), (x, w, b, r), (r.detach(), x.detach()))
-
-            with torch.cuda.stream(stream):
-                step()
-                expected = step()
-                stream.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=stream):
-                    out = step()
-            jobs.append((stream, graph, out, expected))
-        torch.cuda.synchronize()
-        for _ in range(20):
-            for stream, graph, *_ in jobs:
-                with torch.cuda.stream(stream):
-                    graph.replay()
-        torch.cuda.synchronize()
-        for _, _, out, expected in jobs:
-            assert all(torch.equal(a, b) for a, b in zip(out, expected, strict=True))
-
     def test_never_waits_for_the_device(self):
         x, w, b, r = channels_last((16, 16, 8, 8))
         norm_act(x, w, b, None, None, residual=r, training=True).sum().backward()
@@ -128,11 +91,3 @@ class TestOnGPU:
             norm_act(x, w, b, None, None, residual=r, training=True).sum().backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-
-    def test_under_compile(self):
-        x, w, b, r = channels_last((16, 16, 8, 8), torch.float32)
-        compiled = torch.compile(norm_act, fullgraph=True)
-        found = compiled(x, w, b, None, None, residual=r, training=True)
-        torch.testing.assert_close(
-            found, norm_act(x, w, b, None, None, residual=r, training=True), rtol=1e-4, atol=1e-4
-        )

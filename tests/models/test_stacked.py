@@ -40,8 +40,3 @@ def test_each_network_is_as_it_would_be_alone(name, head):
         for index, net in enumerate(alone):
             mine = part_of(value, index=index, count=COUNT)
             torch.testing.assert_close(mine, net.state_dict()[key], rtol=1e-4, atol=1e-5)
-
-
-def test_one_network_is_itself():
-    (net,) = networks("resnet20", "linear")[:1]
-    assert stack([net]) is net

@@ -7,8 +7,8 @@ import pytest
 
 from longtail import ClassPrior
 from longtail.margins import MARGINS
-from longtail.report import charts, figures, pages
-from longtail.report.charts import ClassAxis, Series
+from longtail.report import charts, pages
+from longtail.report.charts import ClassAxis
 from longtail.report.compare import Comparison, Row, compare
 from longtail.train.methods import EXTRAS, THRESHOLD
 from page_factory import digits_runs
@@ -57,23 +57,6 @@ def test_no_two_rows_look_alike(num_classes):
     assert len(set(charts.DASHES)) == len(set(charts.HATCHES))
 
 
-def test_no_two_rows_look_alike_on_paper_and_the_legend_fits():
-    pytest.importorskip("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    lines, bars = map(charts.draw, many_methods(10))
-    (axes,) = lines.axes
-    looks = {(line.get_color(), repr(line._unscaled_dash_pattern)) for line in axes.lines}
-    assert len(looks) == len(METHODS)
-    drawn = [container[0] for container in bars.axes[0].containers]
-    assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in drawn}) == len(METHODS)
-    for figure in (lines, bars):
-        FigureCanvasAgg(figure).draw()
-        box = figure.axes[0].get_legend().get_window_extent()
-        assert box.y0 >= 0
-        assert box.x1 <= figure.bbox.x1 + 1
-
-
 def test_papers_show_the_pages_numbers(page):
     pytest.importorskip("matplotlib")
     for name in ("chart-classes", "chart-norms", "chart-calibration"):
@@ -112,27 +95,3 @@ def test_names_stay_apart_below_the_charts_and_are_no_markup():
     assert axis.ticks()["ticktext"][0] == 'a "b"<br>3'
     assert axis.hover()[1].startswith("class it's, ")
     assert axis.hover()[2].startswith("class &lt;b&gt;&amp;amp;, ")
-
-
-def test_many_classes_are_shown_in_groups_and_a_hundred_keep_a_bar_each():
-    counts = np.linspace(1000, 2, 400).astype(int)
-    axis = ClassAxis.of(ClassPrior.from_counts(counts))
-    assert len(axis.members) == charts.BINS
-    assert axis.each == "group of 20 classes"
-    np.testing.assert_allclose(axis.mean(counts.astype(float))[0], counts[axis.members[0]].mean())
-    chart = charts.by_class(axis, [Series("one", "#000000")], np.full((1, 400), 50.0))
-    assert chart.data[0]["y"] == [50.0] * charts.BINS
-    axis = ClassAxis.of(ClassPrior.from_counts(np.arange(100, 0, -1) * 5))
-    method = charts.TauMethod(
-        Series("one", figures.SKY), np.ones((1, 2)), np.ones((2, 100)), {}, {}
-    )
-    _, _, chart = charts.slider(np.array([0.0, 1.0]), axis, {}, [method], start=1.0)
-    assert len(chart.data[0]["y"]) == 100
-    assert len(chart.layout["xaxis"]["ticktext"]) == 6
-    assert chart.data[1]["type"] == "scatter"  # outlines of so many bars would hide them
-
-
-def test_equally_frequent_classes_have_no_correlation():
-    axis, series = ClassAxis.of(ClassPrior.from_counts([7, 7, 7])), [Series("one", "#000000")]
-    chart = charts.weight_norms(axis, np.full(3, 7.0), series, [np.arange(1.0, 4.0)])
-    assert chart.data[0]["name"] == "one"

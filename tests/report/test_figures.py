@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from longtail import margins
@@ -44,37 +43,5 @@ def test_the_users_settings_neither_enter_nor_change(tmp_path):
         assert one.read_bytes() == two.read_bytes()
 
 
-def luminance(color):
-    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-
-
-def test_every_method_has_its_own_colour_that_shows_on_white():
-    colors = list(figures.METHOD_COLORS.values())
-    assert len(set(colors)) == len(colors)
-    for color in colors:
-        assert (1.05) / (luminance(color) + 0.05) > 2.0  # WCAG's contrast ratio
-
-
 def test_every_loss_has_a_colour():
     assert {*margins.MARGINS, methods.THRESHOLD} <= set(figures.METHOD_COLORS)
-
-
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        ("a loss of my own", "a loss of my own"),
-        ("ldam+drw", "LDAM + DRW"),
-        (
-            "softmax+label-smoothing+sqrt-sampling",
-            "softmax + label smoothing + square-root sampling",
-        ),
-        ("logit-adjusted+drw/keep", "logit adjusted + DRW, keep"),
-        ("posthoc-weight-normalized/keep", "post-hoc weight norm., keep"),
-    ],
-)
-def test_a_composed_method_is_named_by_its_parts_and_coloured_by_its_loss(method, expected):
-    assert figures.label(method) == expected
-    loss = method.partition("/")[0].partition("+")[0]
-    assert figures.color(method) == figures.METHOD_COLORS.get(loss, figures.DARK_GRAY)
