@@ -47,7 +47,7 @@ def test_class_weights_divide_the_mean_as_for_one_label(contract):
     torch.testing.assert_close(module.mixed(logits, FIRST, SECOND, whole), module(logits, FIRST))
 
 
-@pytest.mark.parametrize("share", [0.3, np.float64(0.3), np.float32(0.25), 0.0, 1])
+@pytest.mark.parametrize("share", [np.float64(0.3), 1])
 @contracts
 def test_one_share_for_all_is_a_number(contract, share):
     """As mixup draws it: ``numpy.random.beta(alpha, alpha)``."""

@@ -14,7 +14,6 @@ from lightning_example import logits_of, trainer
 from torch.utils.data import DataLoader
 
 from longtail import InputError, balanced_error
-from longtail.integrations.lightning import LongTailMixin
 from longtail.runs import Run, RunError, find_runs
 
 pytestmark = [
@@ -121,39 +120,6 @@ def test_logits_of_earlier_weights_are_not_taken_for_the_runs(tmp_path, caplog):
     assert "training went on after the last validation" in caplog.text
 
 
-def test_the_mixin_behind_the_lightning_module_is_refused():
-    message = r"Late: LongTailMixin must stand before LightningModule .* Late\(LongTailMixin, Light"
-    with pytest.raises(TypeError, match=message):
-        type("Late", (lightning.LightningModule, LongTailMixin), {})
-    base = type("Base", (lightning.LightningModule,), {})
-    with pytest.raises(TypeError, match="must stand before LightningModule"):
-        type("Late", (base, LongTailMixin), {})
-    # What stands before both, or has them in the right order, is fine.
-    hooks = type("Hooks", (), {"on_validation_epoch_end": lambda self: None})
-    type("Fine", (hooks, LongTailMixin, base), {})
-    type("Finer", (example.Net,), {})
-
-
-def test_an_evaluation_without_collected_logits_is_told_once(caplog):
-    class Forgetful(example.Net):
-        def validation_step(self, batch, _):
-            self.log("val_loss", self.criterion(self(batch[0]), batch[1]))
-
-        test_step = validation_step
-
-    net, used = Forgetful(), trainer(max_epochs=2)
-    used.fit(net, example.Data(16))
-    (line,) = [one.getMessage() for one in caplog.records if one.name == "longtail"]
-    assert line == (
-        "LongTailMixin: nothing was collected, so there is no val_balanced_error; call "
-        "self.collect(logits, target) in validation_step."
-    )
-    caplog.clear()
-    used.test(net, example.Data(16), verbose=False)
-    (line,) = [one.getMessage() for one in caplog.records if one.name == "longtail"]
-    assert "no test_balanced_error; call self.collect(logits, target) in test_step" in line
-
-
 def test_missing_classes_are_an_error_or_skipped():
     few = torch.utils.data.Subset(example.HELD, np.flatnonzero(example.HELD.tensors[1] != 1))
     message = '1 of 3 classes have no val examples: 1; set `missing = "skip"` in your class'
@@ -180,25 +146,3 @@ def test_other_weights_than_the_runs_are_refused(trained):
         trainer().test(other, example.Data(16), verbose=False)
     with pytest.raises(RunError, match="has the logits of the split 'test' already"):
         trainer().test(net, example.Data(16), verbose=False)
-
-
-def test_several_loaders_are_refused():
-    loaders = [DataLoader(example.HELD), DataLoader(example.TEST)]
-
-    class Two(example.Net):
-        def validation_step(self, batch, _, dataloader_idx=0):
-            super().validation_step(batch, _)
-
-    with pytest.raises(InputError, match="there are 2 val loaders"):
-        trainer().validate(Two(), loaders, verbose=False)
-
-    class OneOfTwo(example.Net):
-        def validation_step(self, batch, number, dataloader_idx=0):
-            points, target = batch
-            if dataloader_idx == 1:
-                self.collect(self(points), target, indices=torch.tensor([number]))
-
-    net, used = OneOfTwo(), trainer()
-    used.validate(net, loaders, verbose=False)
-    wanted = balanced_error(example.TEST.tensors[1], logits_of(net, example.TEST))
-    assert used.callback_metrics["val_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)

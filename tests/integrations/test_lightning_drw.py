@@ -10,8 +10,8 @@ import torch
 from lightning_example import logits_of, trainer
 from torch.utils.data import DataLoader
 
-from longtail import InputError, balanced_error
-from longtail.integrations.lightning import DeferredReweighting, LongTailMixin
+from longtail import balanced_error
+from longtail.integrations.lightning import DeferredReweighting
 from longtail.losses import SoftmaxLoss
 
 pytestmark = [
@@ -76,22 +76,6 @@ def test_a_training_resumed_within_an_epoch_has_its_weights_at_once(tmp_path):
     trainer(callbacks=[reweighting()]).fit(net, loader, ckpt_path=file, weights_only=False)
     assert net.weights_seen == whole.weights_seen[6:]
     assert max(net.weights_seen[0]) > 2
-
-
-def test_the_reweighting_needs_one_loss():
-    class Bare(LongTailMixin, lightning.LightningModule):
-        pass
-
-    found = DeferredReweighting(example.PRIOR)
-    with pytest.raises(InputError, match=r"must have one loss of .*; there: none\.$"):
-        found.setup(trainer(), Bare(), "fit")
-    net = example.Net()
-    net.second = SoftmaxLoss(example.PRIOR)
-    with pytest.raises(InputError, match=r"there: criterion, second\. Say which with `loss`"):
-        found.setup(trainer(), net, "fit")
-    DeferredReweighting(example.PRIOR, loss="second").setup(trainer(), net, "fit")
-    assert net.criterion.weight is None
-    assert net.second.weight.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_the_weights_are_gone_after_the_training(tmp_path):

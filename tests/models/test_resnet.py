@@ -231,35 +231,4 @@ def test_a_step_never_asks_the_device(name, head):
 # --- initial weights
 
 
-def deviation(tensor):
-    return float(tensor.detach().double().pow(2).mean().sqrt())
-
-
-def test_cifar_weights_start_he_normal():
-    model = build("resnet56", num_classes=100)
-    assert deviation(model.layer3[8].conv2.weight) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
-    assert deviation(model.layer2[0].conv1.weight) == pytest.approx((2 / (9 * 16)) ** 0.5, rel=0.05)
-    assert deviation(model.fc.weight) == pytest.approx((2 / 64) ** 0.5, rel=0.05)
-
-
-def test_released_weights_start_as_keras_has_them():
-    model = build("resnet32-released", num_classes=100)
-    for weight, fan_in in (
-        (model.layer3[4].conv2.weight, 9 * 64),
-        (model.layer3[4].conv3.weight, 64),
-    ):
-        assert deviation(weight) == pytest.approx((2 / fan_in) ** 0.5, rel=0.04)
-        # Cut off at two of the wider deviations, of which 0.8796 is left after the cut.
-        assert weight.abs().max() <= 2 * (2 / fan_in) ** 0.5 / 0.8796
-    assert deviation(model.fc.weight) == pytest.approx(0.01, rel=0.05)
-    assert not model.fc.bias.any()
-
-
-def test_imagenet_weights_start_he_normal_by_fan_out():
-    model = build("resnet18")
-    assert deviation(model.conv1.weight) == pytest.approx((2 / (49 * 64)) ** 0.5, rel=0.03)
-    projection = model.layer4[0].downsample[0]
-    assert deviation(projection.weight) == pytest.approx((2 / 512) ** 0.5, rel=0.02)
-
-
 # --- the kernels

@@ -83,15 +83,3 @@ def test_every_figure_is_written_in_both_formats_with_equal_bytes(tmp_path):
     assert len(paths) == 2 * len(pages.FIGURES)
     for first, second in zip(paths, pages.write_figures(compared, tmp_path / "two"), strict=True):
         assert first.read_bytes() == second.read_bytes()
-
-
-def test_names_stay_apart_below_the_charts_and_are_no_markup():
-    names = [f"Carnivora/Felidae/Panthera {k}" for k in ("leo", "onca", "pardus", "uncia")] * 3
-    names = [f"{name} {i}" for i, name in enumerate(names)]
-    ticks = ClassAxis.of(ClassPrior.from_counts(np.arange(12, 0, -1)), names).ticks()
-    assert len(set(ticks["ticktext"])) == 12
-    assert all("<br>" not in text for text in ticks["ticktext"])  # leaning, so in one line
-    axis = ClassAxis.of(ClassPrior.from_counts([3, 2, 1]), ['a "b"', "it's", "<b>&amp;"])
-    assert axis.ticks()["ticktext"][0] == 'a "b"<br>3'
-    assert axis.hover()[1].startswith("class it's, ")
-    assert axis.hover()[2].startswith("class &lt;b&gt;&amp;amp;, ")

@@ -101,15 +101,3 @@ def test_methods_are_compared_over_the_seeds_that_all_have():
     assert "19.3 points lower (95% interval over 3 paired seeds, " in said
     apart = replace(one, runs=(SimpleNamespace(members=(), spec=SimpleNamespace(seed=7)),))
     assert "they share no seed" in texts.summary(comparison(base, three, apart))[1]
-
-
-def test_the_headline_and_the_oracle_that_is_never_the_best():
-    compared = comparison(SOFTMAX, BETTER, ORACLE)
-    assert compared.best is BETTER
-    table = texts.headline(compared)
-    half = 100 * stats.t.ppf(0.975, 2) * BETTER.errors.std(ddof=1) / np.sqrt(3)
-    assert table.rows[1][1] == f"17.0 ± {half:.1f}"
-    assert table.rows[2][1] == "3.3 ± 0.0"
-    assert table.rows[2][3] == "1.50 (1.00–2.00)"
-    assert table.rows[0][4:] == ("2.0", "28.0", "60.0")
-    assert "nobody has in use" in texts.tables(compared)[0].note

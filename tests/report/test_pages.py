@@ -10,7 +10,6 @@ from longtail import ClassPrior, InputError
 from longtail.conformal import PredictionSets
 from longtail.predictions import adjust_predictions, from_arrays
 from longtail.report import adjusting, pages
-from longtail.report import comparison as texts
 from longtail.report.compare import compare
 from longtail.runs import DataSpec, Part, RecipeSpec, RunSpec, RunWriter
 from page_factory import digits_runs
@@ -36,10 +35,6 @@ def data(text):
 
 def page_data(text):
     return json.loads(re.search(r'id="page-data">(.*?)</script>', text, re.S)[1])
-
-
-def visible(text):
-    return " ".join(re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", text, flags=re.S).split())
 
 
 def class_errors(logits, target, num_classes):
@@ -136,29 +131,6 @@ def test_structure_for_people_who_do_not_see_it(text):
     assert body.count("<caption>") == body.count("<table>")
 
 
-def test_it_says_what_happened_on_what_and_how_to_repeat_it(compared, text):
-    said = visible(text)
-    for fact in (
-        *(sentence.replace("'", "&#x27;") for sentence in texts.summary(compared)),
-        "two seeds are too few for an interval",
-        "314 examples of 10 classes",
-        "600 test examples, 60 per class",
-        "114 against 2",
-        "38,282",
-        "epochs 3",
-        "2 (0, 1)",
-        "on 20% of each class",
-        "cpu",
-        "longtail train digits",
-        COMMAND,
-        compared.runs[0].data[:16],
-        *(run.name for run in compared.runs),
-    ):
-        assert fact in said, fact
-    again = pages.runs_page(compared, command="longtail train digits --force").render()
-    assert again.count("longtail train digits") == 1
-
-
 def fake_run(root, *, method="softmax", seed=0, counts, norms=True, names=None):
     counts = np.asarray(counts)
     random = np.random.default_rng(seed)
@@ -185,21 +157,6 @@ def test_hostile_names_stay_text(tmp_path):
     assert "<title>&lt;b&gt;T&lt;/b&gt;</title>" in text
 
 
-def test_pages_of_what_there_is(tmp_path):
-    def build(run):
-        return pages.runs_page(compare([run])).render()
-
-    alone = build(fake_run(tmp_path / "a", method="balanced", counts=[300, 50, 5]))
-    assert 'id="tau"' not in alone
-    assert "Without a run trained with plain softmax" in alone
-    assert "don&#x27;t say how they were started" in alone
-    plain = build(fake_run(tmp_path / "b", counts=[300, 50, 5], norms=False))
-    assert 'id="norms"' not in plain
-    many = build(fake_run(tmp_path / "c", counts=np.maximum(1000 // np.arange(1, 501), 1)))
-    assert "By groups of classes." in many
-    assert len(many) < 5.2e6  # most of it is plotly
-
-
 def test_an_existing_file_asks_for_force(tmp_path, compared):
     file, page = tmp_path / "deep" / "page.html", pages.runs_page(compared, title="Another")
     assert page.write(file, force=False) == file
@@ -223,37 +180,6 @@ def result(
     logits = scale * (noise + PRIOR.log_probs) + abs(scale) * strength * np.eye(3)[target]
     source = from_arrays(logits, target, kind="logits", class_names=names, name="p.npz")
     return adjust_predictions(source, prior, n_bootstrap=50, **settings)
-
-
-def test_the_conclusion_says_what_the_interval_says():
-    found = result()
-    change = found.balanced
-    assert adjusting.conclusion(found) == (
-        f"The balanced error falls from {100 * change.before.value:.1f}% to "
-        f"{100 * change.after.value:.1f}%, by {-100 * change.difference.value:.1f} points "
-        f"(95% interval {-100 * change.difference.high:.1f} to "
-        f"{-100 * change.difference.low:.1f}): more than chance."
-    )
-    assert "leave these predictions as they are" in adjusting.conclusion(result(tau=-1.0))
-    assert "a difference within chance" in adjusting.conclusion(result(tau=0.0))
-    aimed = result(target_prior=ClassPrior.from_probs([0.2, 0.3, 0.5]))
-    assert "error under the target frequencies falls from" in adjusting.conclusion(aimed)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"folds": 4}, "judged by cross-fitting, each of 4 folds with the tau of the others"),
-        ({"tune_on": 0.5}, "chosen on 300 examples and judged on the 300 others."),
-        ({"tau": 0.5}, "tau = 0.5, as given."),
-        ({"tau": 0.5, "effective": True}, "judged by cross-fitting the prior. The prior is what"),
-        ({"examples": 12}, "3 classes were judged on fewer than 5 examples"),
-        ({"bounds": (0.0, 0.3)}, "touches the bounds 0 and 0.3: consider wider ones"),
-        ({"scale": 1e5}, "Every tau within the bounds 0 and 4 is equally good."),
-    ],
-)
-def test_the_summary_says_how_it_was_judged_and_what_is_doubtful(settings, words):
-    assert words in " ".join(adjusting.summary(result(**settings)))
 
 
 def test_tables_hold_the_numbers_of_the_result():

@@ -71,19 +71,6 @@ def test_the_bayes_error_of_two_classes_has_a_closed_form(distance):
     assert sampled.se > found.se
 
 
-def test_decisions_are_those_of_the_densities_and_adjusting_the_posterior_gives_bayes():
-    centers = np.random.default_rng(4).standard_normal((CLASSES, 6))
-    points, _ = simulation.sample(centers, np.full(CLASSES, 20), np.random.default_rng(6))
-    exact = simulation.true_weights(centers)
-    nearest = np.linalg.norm(points[:, None] - centers[None], axis=2).argmin(axis=1)
-    np.testing.assert_array_equal(simulation.decide(points, exact), nearest)
-    log_prior = ClassPrior.from_counts(COUNTS).log_probs
-    posterior = simulation.shifted(exact, log_prior)
-    assert (simulation.decide(points, posterior) != nearest).any()
-    adjusted = simulation.shifted(posterior, -log_prior)
-    np.testing.assert_array_equal(simulation.decide(points, adjusted), nearest)
-
-
 # Softmax regression.
 
 

@@ -44,27 +44,6 @@ def test_the_list_of_runs_is_that_of_the_records():
     assert {r.name for one in every() for r in one.records} == {r.name for r in shelf().records}
 
 
-@pytest.mark.parametrize("dataset", strong.DATASETS)
-def test_the_ablation_changes_one_ingredient_at_a_time(dataset):
-    rows = {row.name: row for row in strong.runs_of(dataset)["ablation"]}
-    parts = {key: set(on) for key, on in (strong.ADDED | strong.STUDENT_CHANGES).items()}
-
-    def values(row):
-        return recipe_values(row.recipe, dataset=dataset) | row.overrides | {"method": row.method}
-
-    for name, row in rows.items():
-        base = rows[strong.base_of(name)]
-        here, there = values(row), values(base)
-        changed = {key for key in here.keys() | there.keys() if here.get(key) != there.get(key)}
-        what = name.removeprefix(strong.base_of(name)).lstrip(" +−,")
-        if what in ("logit adjustment", "examples drawn as they come"):
-            assert changed == {"method"}
-        else:
-            assert changed <= parts.get(what, set())
-        assert row.overrides["epochs"] == 100
-        assert row.seeds == (0, 1, 2)
-
-
 def file_of(one):
     return json.loads((ROOT / f"results/strong/{one.name}.json").read_text())
 
