@@ -1,8 +1,7 @@
 """What `grouped_conv`'s kernels must do, on the GPU or in Triton's interpreter.
 
-Not collected by its name: `test_grouped_conv` runs it in a process of its own, where Triton
-interprets, and on a GPU imports it. The oracle is float64, a sum over the window's nine places,
-gradients too.
+Not collected by its name: `test_kernels` runs it in a process of its own. The oracle is float64, a
+sum over the window's nine places, gradients too.
 """
 
 import pytest

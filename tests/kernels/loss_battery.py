@@ -1,7 +1,6 @@
 """The loss kernel against float64, on a GPU or in Triton's interpreter.
 
-Not collected by its name: `test_interpreted` runs it in a process of its own, where Triton
-interprets, and `test_gpu` imports it.
+Not collected by its name: `test_kernels` runs it in a process of its own.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What `norm_act`'s kernels must do, on whatever device they run: the GPU, or Triton's interpreter.
 
-Not collected by its name: `test_norm_act` runs it in a process of its own, where Triton interprets,
-and on a GPU imports it. The oracle is float64, written from the equations, gradients too.
+Not collected by its name: `test_kernels` runs it in a process of its own. The oracle is float64,
+written from the equations, gradients too.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The loss kernels on a GPU: the battery, and what only a GPU can show."""
+"""The loss kernels on a GPU: what only a GPU can show."""
 
 import subprocess
 import sys
@@ -7,7 +7,6 @@ from importlib.util import find_spec
 import numpy
 import pytest
 import torch
-from graphs import captured
 from torch.nn import functional as F
 
 from longtail import Margin
@@ -15,14 +14,24 @@ from longtail.kernels.cross_entropy import cross_entropy, loss_of_rows
 from longtail.losses import PairwiseMarginLoss, linear, linear_cross_entropy
 
 ON_GPU = find_spec("triton") is not None and torch.cuda.is_available()
-if ON_GPU:
-    from loss_battery import *  # noqa: F403
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device and Triton"),
 ]
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def captured(step):
+    """A graph of `step`, and the tensors that it writes; the step has run once before."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        written = step()
+    return graph, written
 
 
 def make_wide(n, classes, dtype=BF16, *, seed=0):
