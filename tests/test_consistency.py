@@ -296,16 +296,13 @@ def test_unequal_norms_spoil_scores_that_were_right(tau):
 # The object.
 
 
-def test_a_verdict_reads_like_a_sentence_and_survives_json():
+def test_a_verdict_has_no_truth_value_and_survives_json():
     verdict = check_consistency(margins.adaptive(TWO), TWO)
-    assert str(verdict).startswith("adaptive: not consistent. Lemma 2 fails: ")
-    assert "Witness: at η = (0.76, 0.24) class 1 should win" in str(verdict)
     with pytest.raises(TypeError, match=r"ask for verdict\.consistent"):
         bool(verdict)
     plain = verdict.to_dict()
     assert plain["consistent"] is False
     assert plain["witness"]["eta"] == [0.76, 0.24]
-    assert check_consistency(margins.balanced(TWO), TWO).to_dict()["witness"] is None
 
 
 @pytest.mark.parametrize(

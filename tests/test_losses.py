@@ -232,39 +232,12 @@ def test_reductions_and_class_weights(contract):
     )
 
 
-LOG_PI, ALPHA = torch.tensor(PRIOR.log_probs), torch.tensor(margins.balanced(PRIOR).alpha)
-# What is more than one margin being another, which `test_margins` shows.
-SPECIAL_CASES = {
-    "logit-adjusted is cross-entropy on shifted logits": (
-        lambda f, y: losses.logit_adjusted_loss(f, y, PRIOR, tau=1.7),
-        lambda f, y: F.cross_entropy(f + 1.7 * LOG_PI, y),
-    ),
-    "balanced is weighted cross-entropy, but for the denominator": (
-        lambda f, y: losses.balanced_loss(f, y, PRIOR, reduction="sum"),
-        lambda f, y: F.cross_entropy(f, y, weight=ALPHA, reduction="sum"),
-    ),
-    "ldam with scale 1 is adaptive with the same margins": (
-        lambda f, y: losses.ldam_loss(f, y, PRIOR, max_margin=2.0, scale=1.0),
-        lambda f, y: losses.adaptive_loss(f, y, PRIOR, constant=2.0 * PI.min() ** 0.25),
-    ),
-    "a dense margin of the form a + b is the additive one": (
-        lambda f, y: losses.pairwise_margin_loss(
-            f, y, Margin.from_matrix(margins.two_parameter(PRIOR, tau1=0.3).matrix())
-        ),
-        lambda f, y: losses.two_parameter_loss(f, y, PRIOR, tau1=0.3),
-    ),
-    "the threshold form with gamma = 0 is softmax": (
-        lambda f, y: losses.equalized_threshold_loss(f, y, PRIOR, threshold=1.0, gamma=0.0),
-        lambda f, y: losses.softmax_loss(f, y),
-    ),
-}
-
-
 @pytest.mark.parametrize("target", [TARGET, probabilities(6, NUM_CLASSES)], ids=["index", "soft"])
-@pytest.mark.parametrize("case", SPECIAL_CASES)
-def test_special_cases(case, target):
-    one, two = (value_and_grad(loss, randn(6, NUM_CLASSES), target) for loss in SPECIAL_CASES[case])
-    for got, expected in zip(one, two, strict=True):
+def test_logit_adjusted_is_cross_entropy_on_shifted_logits(target):
+    logits = randn(6, NUM_CLASSES)
+    found = value_and_grad(losses.logit_adjusted_loss, logits, target, PRIOR, tau=1.7)
+    shifted = logits + 1.7 * torch.tensor(PRIOR.log_probs)
+    for got, expected in zip(found, value_and_grad(F.cross_entropy, shifted, target), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-13)
 
 

@@ -182,10 +182,6 @@ def test_deferred_reweighting_resumes_in_its_epoch(tmp_path, saved):
     assert weighed == ([False] * 4 + [True] * 4)[saved:]
 
 
-class CausalLMOutput(dict):
-    """The name is what tells the kind of a model's outputs."""
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -195,20 +191,6 @@ class CausalLMOutput(dict):
             "weigh the classes in the margin",
         ),
         (lambda: TrainerLoss(SoftmaxLoss(PRIOR))({"loss": 1}, None), "no `logits`, only loss"),
-        (
-            lambda: TrainerLoss(SoftmaxLoss(PRIOR))((batch(4)[0],), torch.zeros(3).long()),
-            r"`labels` must have shape \(4,\)",
-        ),
-        (
-            lambda: TrainerLoss(SoftmaxLoss(PRIOR))(
-                (batch(2)[0],), torch.tensor([[1.0, 0, 0], [1, 1, 0]])
-            ),
-            r"off 1 by 1\. Several labels per example",
-        ),
-        (
-            lambda: TrainerLoss(SoftmaxLoss(PRIOR))(CausalLMOutput(), None),
-            "does not shift the labels",
-        ),
         (lambda: DeferredReweighting(SoftmaxLoss(PRIOR), PRIOR, start=1), "the TrainerLoss that"),
     ],
 )

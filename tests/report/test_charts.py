@@ -1,15 +1,18 @@
-"""Charts: valid for plotly, no two rows alike, and the same numbers drawn on paper."""
+"""Charts: valid for plotly, no two rows alike, the same numbers on paper, a data set described."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from longtail import ClassPrior
+from longtail import ClassPrior, margins
+from longtail.data.digits import load_digits_lt
 from longtail.margins import MARGINS
-from longtail.report import charts, pages
+from longtail.report import charts, figures, pages
 from longtail.report.charts import ClassAxis
 from longtail.report.compare import Comparison, Row, compare
+from longtail.report.describe import bars, summarize
+from longtail.train import methods
 from longtail.train.methods import EXTRAS, THRESHOLD
 from page_factory import digits_runs
 
@@ -83,3 +86,58 @@ def test_every_figure_is_written_in_both_formats_with_equal_bytes(tmp_path):
     assert len(paths) == 2 * len(pages.FIGURES)
     for first, second in zip(paths, pages.write_figures(compared, tmp_path / "two"), strict=True):
         assert first.read_bytes() == second.read_bytes()
+
+
+def simple():
+    with figures.style():
+        figure, axes = figures.panels(columns=2, width=4, height=2)
+        axes[0, 0].plot([0, 1], [0, 1], color=figures.color("softmax"), label="a")
+        axes[0, 0].scatter([0, 1], [1, 0])
+        axes[0, 1].fill_between([0, 1], [0, 1], alpha=0.3)
+        axes[0, 0].legend()
+    return figure
+
+
+def test_the_users_settings_neither_enter_nor_change(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    plain = figures.save(simple(), tmp_path / "plain")
+    with matplotlib.rc_context({"font.size": 31, "lines.linewidth": 9, "svg.hashsalt": "mine"}):
+        mine = figures.save(simple(), tmp_path / "mine")
+        assert matplotlib.rcParams["font.size"] == 31
+        assert matplotlib.rcParams["svg.hashsalt"] == "mine"
+    for one, two in zip(plain, mine, strict=True):
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_every_loss_has_a_colour():
+    assert {*margins.MARGINS, methods.THRESHOLD} <= set(figures.METHOD_COLORS)
+
+
+def test_the_summary_has_both_splits_and_their_fingerprints():
+    data = load_digits_lt()
+    summary = summarize(data)
+    assert summary["train"]["counts"] == data.train.counts.tolist()
+    assert summary["train"]["imbalance_ratio"] == 57
+    assert summary["train"]["fingerprint"] == data.train.fingerprint
+    assert summary["test"] == {
+        "examples": 600,
+        "counts": [60] * 10,
+        "fingerprint": data.test.fingerprint,
+    }
+    assert summary["spec"]["imbalance_ratio"] == 50
+
+
+def heights(lines):
+    """Eighths of a line in each column of a chart."""
+    width = max(map(len, lines))
+    rows = [line.ljust(width) for line in lines]
+    return [sum(" ▁▂▃▄▅▆▇█".index(row[i]) for row in rows) for i in range(width)]
+
+
+def test_bars_are_as_high_as_their_values():
+    values = [80, 40, 39, 1, 0, 10]
+    lines = bars(values, width=6, height=4)
+    assert heights(lines) == [32, 16, 16, 1, 0, 4]  # 1 of 80 is too little for an eighth, but seen
+    assert heights(bars(values, width=13, height=4)) == [
+        v for v in [32, 16, 16, 1, 0, 4] for _ in "ab"
+    ]

@@ -182,22 +182,6 @@ def result(
     return adjust_predictions(source, prior, n_bootstrap=50, **settings)
 
 
-def test_tables_hold_the_numbers_of_the_result():
-    found = result()
-    errors, changed = adjusting.tables(found)
-    names = ["balanced", "many (over 100)", "medium (20 to 100)", "few (under 20)", "as they come"]
-    assert [row[0].strip() for row in errors.rows] == names
-    assert errors.rows[0][3] == f"{100 * found.balanced.before.value:.1f}"
-    assert errors.rows[3][4] == f"{100 * found.groups['few'].after.value:.1f}"
-    assert changed.rows[0][:3] == ("emu", "10", "200")
-    assert changed.rows[-1][0] == "cat"
-    alike = result(names=tuple(f"a very long name of {animal}" for animal in ("cat", "dog", "emu")))
-    for width, longest in ((80, 18), (120, 23)):
-        shown = [row[0] for row in adjusting.tables(alike, width=width)[1].rows]
-        assert len(set(shown)) == 3
-        assert max(map(len, shown)) == longest
-
-
 @pytest.mark.parametrize("settings", [{}, {"tune_on": 0.5}, {"tau": 1.0}, {"folds": 3}])
 def test_the_page_shows_the_same_numbers(settings):
     found = result(**settings)

@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
 from longtail.report.compare import Interval
-from studies import __main__, exp
+from studies import __main__, exp, holds
 from studies._records import ROOT, Shelf
 
 
@@ -113,6 +113,17 @@ def test_the_page_is_made_from_the_records_byte_for_byte(tmp_path, capsys):
     assert __main__.main(words) == 0
     for path in tmp_path.glob("docs/reproduction/*.svg"):
         assert drawn[path.name] == path.read_bytes()
+
+
+def test_the_page_of_what_holds_is_made_from_the_records(tmp_path, capsys):
+    assert __main__.main(["holds", "--out", str(tmp_path)]) == 0
+    path = "docs/what-holds.md"
+    assert (tmp_path / path).read_bytes() == (ROOT / path).read_bytes()
+
+
+def test_every_claim_is_one_that_is_judged():
+    texts = {claim.text for column in holds.columns() for claim in exp.claims(column)}
+    assert {text for _, text in holds.TRAINED} <= texts
 
 
 def test_the_list_of_studies(capsys):

@@ -13,7 +13,6 @@ from longtail import InputError
 from longtail.data.digits import load_digits_lt
 from longtail.runs import Run
 from studies import _records, exp
-from studies._pages import cells_table
 from studies._records import TAUS, VARIANTS, Column, Row, Runs, Shelf, cifar, read
 
 SMALL = {"epochs": 2}
@@ -194,20 +193,3 @@ def test_cells_and_differences_are_paired_by_seed(trained):
     assert fixed.taus.tolist() == [1.0, 1.0]
     assert column.cell(Row("x", "no such runs")) is None
     assert column.minutes > 0
-
-
-def test_a_study_from_nothing_on_digits(tmp_path):
-    """The whole way of `exp`: train, judge, table, claims and every figure."""
-    rows = [one.changed(SMALL, 2) for one in exp.runs_of(DIGITS, "digits")]
-    rows = [one for one in rows if one.method != "equalized-threshold"]  # needs a threshold
-    shelf, _ = _records.train_missing(options_for(tmp_path), rows, load=digits)
-    column = Column.of("digits-lt", "digits", rows, shelf)
-    assert not column.missing()
-    table = cells_table(column, exp.ROWS, title="digits")
-    assert len(table.rows) >= len(exp.ROWS) - 1
-    assert all(row[2] != "–" for row in table.rows if "equalized" not in row[0])
-    assert {claim.verdict for claim in exp.claims(column)} <= set(exp.MARKS)
-    for draw in (exp.draw_norms, lambda c: exp.draw_taus(c, exp.ROWS)):
-        assert draw([column]) is not None
-    assert exp.draw_classes([column]) is not None
-    assert exp.draw_groups([column]) is not None

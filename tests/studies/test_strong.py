@@ -12,14 +12,12 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from longtail import ClassPrior
 from longtail.data.images import ImageSet
 from longtail.data.subsets import make_long_tailed
-from longtail.runs import DataSpec, RunWriter
+from longtail.runs import DataSpec
 from longtail.train.recipe import recipe_values
-from run_factory import make_spec
 from studies import __main__, _records, strong
-from studies._records import Shelf, record_of
+from studies._records import Shelf
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,43 +95,6 @@ def test_the_recipe_follows_what_the_development_set_chose():
 
 
 # The error on the development set and the tau it chooses, against loops over classes.
-
-COUNTS = np.array([500, 300, 60, 8])
-
-
-def judged(root, missing):
-    """A run whose logits lean to the frequent classes, with a dev set that lacks some of them."""
-    random, prior = np.random.default_rng(0), ClassPrior.from_counts(COUNTS)
-    writer = RunWriter.create(root, make_spec(), prior=prior, data="f" * 64)
-    for split, lacking in (("dev", missing), ("test", ())):
-        target = np.repeat([k for k in range(4) if k not in lacking], 60)
-        logits = 2.0 * np.eye(4)[target] + random.normal(size=(len(target), 4))
-        writer.write_logits(split, logits + 0.7 * prior.log_probs, target, data=split * 8)
-    return writer.finish(seconds=1.0)
-
-
-def by_hand(run, tau, split, missing):
-    """Every class counts once; the nearest in size (on a log scale) stands in for one missing."""
-    logits, target, _ = run.logits(split)
-    rows = np.asarray(logits, float) - tau * np.log(COUNTS / COUNTS.sum())
-    errors = {k: np.mean(rows[target == k].argmax(axis=1) != k) for k in np.unique(target)}
-    votes = [
-        min(errors, key=lambda j: abs(np.log(COUNTS[j] / COUNTS[k]))) if k in missing else k
-        for k in range(4)
-    ]
-    return np.mean([errors[k] for k in votes])
-
-
-@pytest.mark.parametrize("missing", [(), (0,), (0, 1)])
-def test_tau_is_the_best_on_the_development_set(tmp_path, missing):
-    run = judged(tmp_path, missing)
-    one = record_of(run)
-    taus = np.linspace(0.0, 2.0, 201)
-    errors = np.round([by_hand(run, tau, "dev", missing) for tau in taus], 12)
-    assert one.again[0] == pytest.approx(taus[errors.argmin()])
-    assert one.again[1].mean() == pytest.approx(by_hand(run, one.again[0], "test", ()))
-    assert one.dev_error == pytest.approx(by_hand(run, 0.0, "dev", missing))
-    assert one.document["again"]["dev_error"] == pytest.approx(errors.min(), abs=1e-6)
 
 
 # A study in small, from nothing.
