@@ -213,7 +213,6 @@ def test_from_margin_is_the_two_class_loss(positive):
             lambda: BinaryLoss.from_margin(margins.softmax(ClassPrior.uniform(3))),
             "`margin` must have two classes; 'softmax' has 3",
         ),
-        (lambda: CostSensitiveSVM(1.0, 1.0, 0.0, 0.0), "both margins are 0"),
         (
             lambda: CostSensitiveSVM.for_prior(0.2, omega_pos=6.0),
             "`omega_pos` must be at most 1/(pi · delta_pos) = 5",

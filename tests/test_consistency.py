@@ -316,10 +316,6 @@ def test_a_verdict_has_no_truth_value_and_survives_json():
             lambda: check_consistency(margins.adaptive(TWO), THREE),
             "`prior` has 3 classes but the margin 'adaptive' has 2",
         ),
-        (
-            lambda: check_consistency(PosthocLogitAdjustment(), ClassPrior.uniform(1)),
-            "`prior` has one class",
-        ),
     ],
 )
 def test_bad_input(call, message):

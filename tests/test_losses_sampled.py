@@ -196,8 +196,6 @@ def call(target=TARGET, q=Q, **options):
     ("action", "message"),
     [
         (call(num_sampled=2, sampled=SAMPLED), "pass one of `num_sampled`"),
-        (call(target=TARGET[:2]), r"one label per row of the features; got \(2,\)"),
-        (call(num_sampled=2, bias=BIAS[:3]), "`bias` one value per class.*`bias` \\(3,\\)"),
         (
             call(num_sampled=2, margin=margins.softmax(ClassPrior.uniform(3))),
             "`margin` has 3 classes but `q` has 4",

@@ -1,24 +1,15 @@
-"""Charts: valid for plotly, no two rows alike, the same numbers on paper, a data set described."""
-
-from types import SimpleNamespace
+"""Charts: valid for plotly, with the same numbers on paper; a data set described."""
 
 import numpy as np
 import pytest
 
-from longtail import ClassPrior, margins
+from longtail import margins
 from longtail.data.digits import load_digits_lt
-from longtail.margins import MARGINS
 from longtail.report import charts, figures, pages
-from longtail.report.charts import ClassAxis
-from longtail.report.compare import Comparison, Row, compare
+from longtail.report.compare import compare
 from longtail.report.describe import bars, summarize
 from longtail.train import methods
-from longtail.train.methods import EXTRAS, THRESHOLD
 from page_factory import digits_runs
-
-# All the ways in which extras go with one loss, in one setting each.
-ON_TOP = ["drw", "label-smoothing", "drw+label-smoothing", *list(EXTRAS)[2:]]
-METHODS = [*MARGINS, THRESHOLD, *(f"{loss}+{on}" for loss in ("softmax", "ldam") for on in ON_TOP)]
 
 
 @pytest.fixture(scope="module")
@@ -26,38 +17,11 @@ def page():
     return pages.runs_page(compare(digits_runs()))
 
 
-def many_methods(num_classes):
-    """The charts by class and by group of a comparison of every method."""
-    random = np.random.default_rng(0)
-    prior = ClassPrior.from_counts(np.arange(num_classes, 0, -1) * 10)
-    run = SimpleNamespace(prior=prior, members=(), spec=SimpleNamespace(seed=0))
-    values = random.random((len(METHODS), num_classes))
-    rows = []
-    for method, errors in zip(METHODS, values, strict=True):
-        result = SimpleNamespace(balanced_error=errors.mean())
-        rows.append(Row(method, None, "", (run,), (result,)))
-    compared = Comparison(tuple(rows), np.arange(num_classes), (run,), {}, {}, "test")
-    series = pages.series_of(rows, compared)
-    sizes = {name: len(k) for name, k in prior.groups().items()}
-    lines = charts.by_class(ClassAxis.of(prior), series, 100 * values)
-    return lines, charts.group_errors(sizes, series, 100 * values[:, : len(sizes)])
-
-
 def test_plotly_accepts_every_chart(page):
     graph = pytest.importorskip("plotly.graph_objects")
     assert len(page.charts) == 10
     for chart in page.charts.values():
         graph.Figure(data=chart.data, layout=chart.layout)
-
-
-@pytest.mark.parametrize("num_classes", [10, 100])  # few classes have marks on their lines
-def test_no_two_rows_look_alike(num_classes):
-    lines, bars = many_methods(num_classes)
-    looks = {(line["line"]["color"], line["line"]["dash"]) for line in lines.data}
-    assert len(looks) == len(METHODS)
-    looks = {(bar["marker"]["color"], bar["marker"]["pattern"]["shape"]) for bar in bars.data}
-    assert len(looks) == len(METHODS)
-    assert len(set(charts.DASHES)) == len(set(charts.HATCHES))
 
 
 def test_papers_show_the_pages_numbers(page):
