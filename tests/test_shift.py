@@ -123,18 +123,23 @@ def test_no_shift_leaves_the_prior_alone():
     assert shift.estimate_prior(probs, mixture.prior, significance=None).shifted
 
 
-@pytest.mark.parametrize(("classes", "method"), [(3, "em"), (12, "em"), (4, "bbse"), (8, "bbse")])
-def test_false_alarms_are_as_rare_as_the_significance_says(classes, method):
-    mixture = Mixture(classes, spread=0.8)
+@pytest.mark.parametrize(
+    ("classes", "imbalance", "method"),
+    [(3, 20, "em"), (12, 20, "em"), (2, 200, "bbse"), (4, 20, "bbse"), (10, 200, "bbse")],
+)
+def test_false_alarms_are_as_rare_as_the_significance_says(classes, imbalance, method):
+    mixture = Mixture(classes, spread=0.8 if method == "em" else 1.5, imbalance=imbalance)
 
     def alarm(seed):
-        rng = np.random.default_rng(seed)
-        probs = softmax(mixture.sample(600, mixture.prior.probs, rng)[1])
-        options = {}
-        if method == "bbse":  # of the rarest class there are a few held-out examples
-            y, source = mixture.sample(800, mixture.prior.probs, rng)
-            options = {"method": "bbse", "source_probs": softmax(source), "source_target": y}
-        return shift.estimate_prior(probs, mixture.prior, **options).shifted
+        rng, pi = np.random.default_rng(seed), mixture.prior.probs
+        probs = softmax(mixture.sample(600, pi, rng)[1])
+        if method == "em":
+            return shift.estimate_prior(probs, mixture.prior).shifted
+        drawn = [mixture.sample(800, pi, rng)]  # and one of each class, as rare ones may be missing
+        drawn += [mixture.sample(1, row, rng) for row in np.eye(classes)]
+        y, source = (np.concatenate(part) for part in zip(*drawn, strict=True))
+        options = {"source_probs": softmax(source), "source_target": y}
+        return shift.estimate_prior(probs, mixture.prior, method="bbse", **options).shifted
 
     assert np.mean([alarm(seed) for seed in range(60)]) <= 0.12  # 0.05 + two and a half errors
 
@@ -170,6 +175,8 @@ def test_strength_and_p_value_are_what_they_say(shifted):
     likelihood = np.log(probs @ (estimate.probs / mixture.prior.probs)).sum()
     assert estimate.statistic == pytest.approx(2 * likelihood)
     assert estimate.df == 5
+    away = total_variation(estimate.probs, mixture.prior.probs)
+    assert estimate.total_variation == pytest.approx(away)
     assert estimate.p_value == chi2.sf(estimate.statistic, 5)
     assert estimate.strength == pytest.approx(1 - 5 / estimate.statistic)
     expected = mixture.prior.probs + estimate.strength * (estimate.probs - mixture.prior.probs)

@@ -131,7 +131,7 @@ def test_the_list_of_studies(capsys):
     listed = capsys.readouterr().out
     assert all(f"  {name} " in listed for name in __main__.STUDIES)
     assert __main__.main(["nothing"]) == 2
-    assert "the studies are synthetic, theory, exp" in capsys.readouterr().err
+    assert "there is no study 'nothing'; the studies are" in capsys.readouterr().err
     for name in __main__.STUDIES:
         assert __main__.main([name, "--help"]) == 0
     helps = capsys.readouterr().out

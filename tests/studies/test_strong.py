@@ -94,9 +94,6 @@ def test_the_recipe_follows_what_the_development_set_chose():
         }
 
 
-# The error on the development set and the tau it chooses, against loops over classes.
-
-
 # A study in small, from nothing.
 
 SMALL = ("model=small-conv", "epochs=2", "batch_size=64", "lr=0.02", "warmup_epochs=0")
