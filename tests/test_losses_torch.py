@@ -151,6 +151,14 @@ def test_compiled_with_every_kind_of_target(backend, kind):
 # --- modules --------------------------------------------------------------------------------------
 
 
+def test_casting_leaves_types_alone_and_moving_moves():
+    loss = losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, weight=torch.ones(4))
+    for cast in (loss.double, loss.half):
+        assert {b.dtype for b in cast().buffers()} == {torch.float32, torch.bool}
+    assert {b.device.type for b in loss.to("meta").buffers()} == {"meta"}
+    assert torch.nn.Module.to_empty(loss, device="cpu").rare.dtype == torch.bool
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_under_autocast_a_loss_has_float32_at_least(dtype):
     logits, wide = randn(3, NUM_CLASSES, dtype=dtype), torch.promote_types(dtype, torch.float32)
