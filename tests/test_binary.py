@@ -173,12 +173,6 @@ def test_the_svms_bayes_risk_is_the_minimum_over_all_scores(svm, p):
 
 
 @pytest.mark.parametrize("pi", [0.05, 0.2, 0.4])
-def test_the_papers_rescaled_svm_has_maximum_one_over_one_minus_pi(pi):
-    svm = examples(pi)["balanced-margin"].limit()
-    assert svm.peak() == (pytest.approx(pi), pytest.approx(1 / (1 - pi)))
-
-
-@pytest.mark.parametrize("pi", [0.05, 0.2, 0.4])
 def test_masnadi_shirazi_is_the_balanced_loss_with_a_constant_margin(pi):
     svm, balanced = CostSensitiveSVM.masnadi_shirazi(pi), examples(pi)["balanced"].limit()
     assert (svm.delta_pos, svm.delta_neg) == (balanced.delta_pos, balanced.delta_neg) == (1, 1)
@@ -219,7 +213,6 @@ def test_from_margin_is_the_two_class_loss(positive):
             lambda: BinaryLoss.from_margin(margins.softmax(ClassPrior.uniform(3))),
             "`margin` must have two classes; 'softmax' has 3",
         ),
-        (lambda: CostSensitiveSVM(1.0, 1.0, 0.0, 0.0), "both margins are 0"),
         (
             lambda: CostSensitiveSVM.for_prior(0.2, omega_pos=6.0),
             "`omega_pos` must be at most 1/(pi · delta_pos) = 5",

@@ -158,18 +158,6 @@ def test_the_whole_family_is_proved_consistent(seed, classes, where, dense, scal
     assert check_consistency(margin, prior).consistent is True
 
 
-@pytest.mark.parametrize("kappa", [-0.045, 0.0, 0.2])
-def test_the_family_predicts_right_at_random_points(kappa):
-    """Sufficiency, seen by an independent minimiser, also close to ties."""
-    rng = np.random.default_rng(1)
-    margin = family(THREE, np.ones(3), kappa)
-    points = [*rng.dirichlet(np.ones(3), size=8), *rng.dirichlet(200 * THREE.probs, size=8)]
-    for eta in points:
-        ratio = np.sort(eta / THREE.probs)
-        if ratio[-1] > 1.02 * ratio[-2]:  # an optimiser can't resolve an exact tie
-            assert np.argmax(minimizer(margin, eta)) == np.argmax(eta / THREE.probs)
-
-
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 5), dense=st.booleans())
 def test_any_other_margin_is_refuted(seed, classes, dense):
@@ -305,27 +293,16 @@ def test_unequal_norms_spoil_scores_that_were_right(tau):
     assert_refutes(check_consistency(rule, THREE), THREE, loss, lambda f, _: f / norms**tau)
 
 
-def test_weight_normalization_after_a_loss_that_only_fails_away_from_the_prior():
-    cyclic = Margin.from_matrix([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
-    norms = np.array([1.0, 1.05, 0.95])
-    rule = PosthocWeightNormalization(norms=norms, trained_with=cyclic)
-    verdict = check_consistency(rule, ClassPrior.uniform(3))
-    assert_refutes(verdict, ClassPrior.uniform(3), cyclic, lambda f, _: f / norms)
-
-
 # The object.
 
 
-def test_a_verdict_reads_like_a_sentence_and_survives_json():
+def test_a_verdict_has_no_truth_value_and_survives_json():
     verdict = check_consistency(margins.adaptive(TWO), TWO)
-    assert str(verdict).startswith("adaptive: not consistent. Lemma 2 fails: ")
-    assert "Witness: at η = (0.76, 0.24) class 1 should win" in str(verdict)
     with pytest.raises(TypeError, match=r"ask for verdict\.consistent"):
         bool(verdict)
     plain = verdict.to_dict()
     assert plain["consistent"] is False
     assert plain["witness"]["eta"] == [0.76, 0.24]
-    assert check_consistency(margins.balanced(TWO), TWO).to_dict()["witness"] is None
 
 
 @pytest.mark.parametrize(
@@ -338,10 +315,6 @@ def test_a_verdict_reads_like_a_sentence_and_survives_json():
         (
             lambda: check_consistency(margins.adaptive(TWO), THREE),
             "`prior` has 3 classes but the margin 'adaptive' has 2",
-        ),
-        (
-            lambda: check_consistency(PosthocLogitAdjustment(), ClassPrior.uniform(1)),
-            "`prior` has one class",
         ),
     ],
 )

@@ -34,14 +34,6 @@ def test_average_top_k_of_any_loss(contract, k):
     torch.testing.assert_close(grad, wanted)
 
 
-def test_average_top_k_of_torch_s_own_loss_and_of_pictures():
-    plain = losses.AverageTopKLoss(torch.nn.CrossEntropyLoss(reduction="none"), k=2)
-    pictures = LOGITS[:6].T.reshape(1, NUM_CLASSES, 2, 3)
-    one, two = plain(LOGITS[:6], TARGET[:6]), plain(pictures, TARGET[:6].reshape(1, 2, 3))
-    torch.testing.assert_close(one, two)
-    assert repr(plain).startswith("AverageTopKLoss(\n  k=2")
-
-
 def test_average_top_k_refuses_a_loss_that_is_a_mean_already():
     with pytest.raises(InputError, match=r'make LogitAdjustedLoss with reduction="none"'):
         losses.AverageTopKLoss(losses.LogitAdjustedLoss(PRIOR), k=2)
@@ -71,7 +63,6 @@ def test_hinge_losses_match_the_equation(usual):
         loss = losses.CostSensitiveHingeLoss(PRIOR, **given, reduction=reduction)
         assert loss(LOGITS, TARGET).item() == pytest.approx(value)
     assert torch.autograd.gradcheck(losses.CostSensitiveHingeLoss(PRIOR).double(), (logits, TARGET))
-    assert not losses.CostSensitiveHingeLoss(PRIOR).state_dict()
 
 
 def test_one_score_of_two_classes_is_the_paper_s_binary_loss():

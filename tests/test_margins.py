@@ -183,12 +183,7 @@ def test_antisymmetry_is_judged_on_the_margins_themselves():
         ),
         (lambda: margins.consistent(PRIOR, delta=[1, 0, 1, 1]), "`delta` must be positive"),
         (lambda: margins.class_balanced(ClassPrior.uniform(3)), "made from probabilities"),
-        (
-            lambda: Margin(alpha=[1, 1], positive=[0, 0, 0], negative=[0, 0]),
-            "they have 2, 3 and 2",
-        ),
         (lambda: Margin(alpha=[1, 0], positive=[0, 0], negative=[0, 0]), "`alpha` must be posit"),
-        (lambda: Margin.from_matrix([[0.0, 1.0]]), r"must have shape \(1, 1\)"),
         (
             lambda: margins.softmax(PRIOR) + margins.softmax(ClassPrior.uniform(3)),
             "has 4 classes and 'softmax' has 3",

@@ -11,14 +11,10 @@ import torch
 import trainer_example
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers.modeling_outputs import SequenceClassifierOutput
 
 from longtail import ClassPrior, InputError, margins
-from longtail.data import ClassSampler
-from longtail.data.torch_samplers import DistributedClassSampler
 from longtail.integrations.huggingface import DeferredReweighting, TrainerLoss
 from longtail.losses import (
-    EqualizedThresholdLoss,
     LogitAdjustedLoss,
     PairwiseMarginLoss,
     SoftmaxLoss,
@@ -83,27 +79,6 @@ def test_half_precision_logits_add_up_in_float32(dtype, items, kind):
     kind = torch.finfo(dtype)
     atol = max(kind.smallest_normal * kind.eps, 1e-11)
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=kind.eps, atol=atol)
-
-
-def test_narrow_labels_never_wrap_around_to_the_ignored_one():
-    """-100 in uint8 is 156."""
-    logits = torch.arange(400.0).reshape(2, 200).sin()
-    labels = torch.tensor([156, 3], dtype=torch.uint8)
-    found = TrainerLoss(SoftmaxLoss(ClassPrior.uniform(200)))((logits,), labels)
-    assert found.item() == pytest.approx(F.cross_entropy(logits, labels).item())
-
-
-@pytest.mark.parametrize("items", [torch.tensor(17), None])
-@pytest.mark.parametrize(
-    "bare", [LogitAdjustedLoss(PRIOR), EqualizedThresholdLoss(PRIOR, threshold=0.1)]
-)
-def test_a_loss_that_is_not_wrapped_says_how_to_wrap_it(bare, items):
-    """Trainer passes the model's outputs, and the number of items in training only."""
-    logits, labels = batch(6)
-    outputs = SequenceClassifierOutput(logits=logits)
-    wrap = r"compute_loss_func=TrainerLoss\(loss\), from longtail.integrations.huggingface"
-    with pytest.raises(InputError, match=wrap):
-        bare(outputs, labels, num_items_in_batch=items)
 
 
 def test_soft_labels_count_once_each():
@@ -229,13 +204,6 @@ def test_deferred_reweighting_begins_at_its_epoch():
     np.testing.assert_allclose(seen[2:], np.tile(weights, (4, 1)), rtol=1e-6)
 
 
-class Stream(torch.utils.data.IterableDataset):
-    """Examples one after the other, nobody knows how many."""
-
-    def __iter__(self):
-        return iter(trainer_example.sequences())
-
-
 class Weighed(trainer_example.TrainerCallback):
     """Whether the classes were weighed, step by step."""
 
@@ -258,14 +226,6 @@ def reweighted(data, **settings):
     return made, watch.steps
 
 
-def test_deferred_reweighting_counts_the_passes_over_data_without_a_length():
-    trainer, weighed = reweighted(Stream(), max_steps=8)
-    for _ in range(2):  # a second training begins at epoch 0 again
-        weighed.clear()
-        trainer.train()
-        assert weighed == [False] * 4 + [True] * 4
-
-
 @pytest.mark.parametrize("saved", [3, 4, 5])
 def test_deferred_reweighting_resumes_in_its_epoch(tmp_path, saved):
     settings = {"num_train_epochs": 4, "output_dir": str(tmp_path), "save_strategy": "steps"}
@@ -274,34 +234,6 @@ def test_deferred_reweighting_resumes_in_its_epoch(tmp_path, saved):
     trainer, weighed = reweighted(trainer_example.sequences(), **settings)
     trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{saved}"))
     assert weighed == ([False] * 4 + [True] * 4)[saved:]
-
-
-def test_a_class_sampler_in_trainer_sees_every_epoch():
-    data = trainer_example.sequences()
-    drawn = ClassSampler(data.columns["labels"], rule="class-balanced", num_samples=48)
-    sampler = DistributedClassSampler(drawn, num_replicas=1, rank=0)
-    seen = []
-
-    class Resampled(trainer_example.Trainer):
-        def _get_train_sampler(self, *_):
-            return sampler
-
-    class Kept(TrainerLoss):
-        def __call__(self, outputs, labels, num_items_in_batch=None):
-            seen.extend(labels.tolist())
-            return super().__call__(outputs, labels, num_items_in_batch)
-
-    made = trainer_example.trainer(
-        trainer_example.bert(), data, Kept(SoftmaxLoss(PRIOR)), batch_size=16, num_train_epochs=3
-    )
-    made.__class__ = Resampled
-    made.train()
-    wanted = np.concatenate([drawn.indices(epoch) for epoch in range(3)])
-    assert seen == data.columns["labels"][wanted].tolist()
-
-
-class CausalLMOutput(dict):
-    """The name is what tells the kind of a model's outputs."""
 
 
 @pytest.mark.parametrize(
@@ -313,20 +245,6 @@ class CausalLMOutput(dict):
             "weigh the classes in the margin",
         ),
         (lambda: TrainerLoss(SoftmaxLoss(PRIOR))({"loss": 1}, None), "no `logits`, only loss"),
-        (
-            lambda: TrainerLoss(SoftmaxLoss(PRIOR))((batch(4)[0],), torch.zeros(3).long()),
-            r"`labels` must have shape \(4,\)",
-        ),
-        (
-            lambda: TrainerLoss(SoftmaxLoss(PRIOR))(
-                (batch(2)[0],), torch.tensor([[1.0, 0, 0], [1, 1, 0]])
-            ),
-            r"off 1 by 1\. Several labels per example",
-        ),
-        (
-            lambda: TrainerLoss(SoftmaxLoss(PRIOR))(CausalLMOutput(), None),
-            "does not shift the labels",
-        ),
         (lambda: DeferredReweighting(SoftmaxLoss(PRIOR), PRIOR, start=1), "the TrainerLoss that"),
     ],
 )

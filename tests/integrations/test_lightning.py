@@ -1,4 +1,4 @@
-"""Lightning: the balanced error and run folders, in one process and in two."""
+"""Lightning: the balanced error, run folders, deferred re-weighting, several processes."""
 
 import os
 import subprocess
@@ -10,11 +10,14 @@ import lightning_example as example
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning_example import logits_of, trainer
 from torch.utils.data import DataLoader
 
 from longtail import InputError, balanced_error
-from longtail.integrations.lightning import LongTailMixin
+from longtail.integrations import lightning as adapter
+from longtail.integrations.lightning import DeferredReweighting, _Examples, _positions, _together
+from longtail.losses import SoftmaxLoss
 from longtail.runs import Run, RunError, find_runs
 
 pytestmark = [
@@ -52,15 +55,6 @@ def test_the_run_folder_holds_what_was_trained(trained):
     np.testing.assert_allclose(run.head.norms, (weight**2).sum(1) ** 0.5, rtol=1e-12)
     np.testing.assert_allclose(run.head.bias, net.fc.bias.detach().double(), rtol=1e-12)
     assert run.record["facts"]["parameters"] == 9
-
-
-def test_the_log_has_a_line_per_epoch(trained):
-    net, _, run = trained
-    lines = run.log()
-    assert [line["epoch"] for line in lines] == [1, 2, 3]
-    assert lines[0]["loss"] > lines[-1]["loss"] > 0
-    held = balanced_error(example.HELD.tensors[1], logits_of(net, example.HELD))
-    assert lines[-1]["val_balanced_error"] == held
 
 
 @pytest.mark.slow
@@ -121,52 +115,6 @@ def test_logits_of_earlier_weights_are_not_taken_for_the_runs(tmp_path, caplog):
     assert "training went on after the last validation" in caplog.text
 
 
-def test_a_fast_dev_run_leaves_no_run_and_needs_no_class(tmp_path):
-    """Of one batch: it must neither stand in the way of the training nor lack examples."""
-    net = example.record(example.Net(), tmp_path)
-    used = trainer(fast_dev_run=True)
-    first = torch.utils.data.Subset(example.HELD, np.flatnonzero(example.HELD.tensors[1] == 0))
-    used.fit(net, DataLoader(example.TRAIN, batch_size=8), DataLoader(first, batch_size=8))
-    used.test(net, DataLoader(first, batch_size=8), verbose=False)
-    assert used.callback_metrics["test_balanced_error"].item() <= 1
-    assert find_runs(tmp_path) == []
-    trainer(max_epochs=1).fit(net, example.Data(16))
-    assert len(find_runs(tmp_path)) == 1
-
-
-def test_the_mixin_behind_the_lightning_module_is_refused():
-    message = r"Late: LongTailMixin must stand before LightningModule .* Late\(LongTailMixin, Light"
-    with pytest.raises(TypeError, match=message):
-        type("Late", (lightning.LightningModule, LongTailMixin), {})
-    base = type("Base", (lightning.LightningModule,), {})
-    with pytest.raises(TypeError, match="must stand before LightningModule"):
-        type("Late", (base, LongTailMixin), {})
-    # What stands before both, or has them in the right order, is fine.
-    hooks = type("Hooks", (), {"on_validation_epoch_end": lambda self: None})
-    type("Fine", (hooks, LongTailMixin, base), {})
-    type("Finer", (example.Net,), {})
-
-
-def test_an_evaluation_without_collected_logits_is_told_once(caplog):
-    class Forgetful(example.Net):
-        def validation_step(self, batch, _):
-            self.log("val_loss", self.criterion(self(batch[0]), batch[1]))
-
-        test_step = validation_step
-
-    net, used = Forgetful(), trainer(max_epochs=2)
-    used.fit(net, example.Data(16))
-    (line,) = [one.getMessage() for one in caplog.records if one.name == "longtail"]
-    assert line == (
-        "LongTailMixin: nothing was collected, so there is no val_balanced_error; call "
-        "self.collect(logits, target) in validation_step."
-    )
-    caplog.clear()
-    used.test(net, example.Data(16), verbose=False)
-    (line,) = [one.getMessage() for one in caplog.records if one.name == "longtail"]
-    assert "no test_balanced_error; call self.collect(logits, target) in test_step" in line
-
-
 def test_missing_classes_are_an_error_or_skipped():
     few = torch.utils.data.Subset(example.HELD, np.flatnonzero(example.HELD.tensors[1] != 1))
     message = '1 of 3 classes have no val examples: 1; set `missing = "skip"` in your class'
@@ -195,29 +143,118 @@ def test_other_weights_than_the_runs_are_refused(trained):
         trainer().test(net, example.Data(16), verbose=False)
 
 
-def test_a_run_that_is_there_is_not_overwritten(trained):
-    root = trained[2].folder.parents[1]
-    with pytest.raises(RunError, match="exists already"):
-        trainer().fit(example.record(example.Net(), root), example.Data(16))
+@pytest.mark.parametrize("start", [1, None])
+def test_deferred_reweighting_begins_at_its_epoch(start):
+    net = example.Net(SoftmaxLoss(example.PRIOR))
+    callback = DeferredReweighting(example.PRIOR, start=start, beta=0.99)
+    trainer(max_epochs=5, callbacks=[callback], limit_train_batches=2).fit(net, example.Data(16))
+    seen, begins = np.array(net.weights_seen), 2 * (4 if start is None else start)
+    weights = np.array([(1 - 0.99) / (1 - 0.99**n) for n in example.COUNTS])
+    assert seen.shape == (10, 3)
+    np.testing.assert_array_equal(seen[:begins], 1.0)
+    np.testing.assert_allclose(
+        seen[begins:], np.tile(3 * weights / weights.sum(), (10 - begins, 1)), rtol=1e-6
+    )
 
 
-def test_several_loaders_are_refused():
-    loaders = [DataLoader(example.HELD), DataLoader(example.TEST)]
+class Plain(example.Net):
+    """As `load_from_checkpoint` makes it."""
 
-    class Two(example.Net):
-        def validation_step(self, batch, _, dataloader_idx=0):
-            super().validation_step(batch, _)
+    def __init__(self):
+        super().__init__(SoftmaxLoss(example.PRIOR))
 
-    with pytest.raises(InputError, match="there are 2 val loaders"):
-        trainer().validate(Two(), loaders, verbose=False)
 
-    class OneOfTwo(example.Net):
-        def validation_step(self, batch, number, dataloader_idx=0):
-            points, target = batch
-            if dataloader_idx == 1:
-                self.collect(self(points), target, indices=torch.tensor([number]))
+def reweighting():
+    return DeferredReweighting(example.PRIOR, start=1, beta=0.99)
 
-    net, used = OneOfTwo(), trainer()
-    used.validate(net, loaders, verbose=False)
+
+def test_a_reweighted_checkpoint_loads_with_and_without_the_callback(tmp_path):
+    net, used, file = Plain(), trainer(callbacks=[reweighting()]), tmp_path / "end.ckpt"
+    used.fit(net, example.Data(64))
+    used.save_checkpoint(file)
     wanted = balanced_error(example.TEST.tensors[1], logits_of(net, example.TEST))
+    for callbacks in ([], [reweighting()]):
+        again = trainer(callbacks=callbacks)
+        again.test(Plain(), example.Data(64), ckpt_path=file, verbose=False)
+        error = again.callback_metrics["test_balanced_error"].item()
+        assert error == pytest.approx(wanted, abs=1e-7)
+    loaded = Plain.load_from_checkpoint(file)
+    assert loaded.criterion.weight is None
+    trainer(max_epochs=4, callbacks=[reweighting()]).fit(loaded, example.Data(64))
+    on = Plain()
+    trainer(max_epochs=4).fit(on, example.Data(64), ckpt_path=file)
+    assert on.weights_seen == [None] * 4  # who leaves the callback out goes on without weights
+
+
+def test_a_training_resumed_within_an_epoch_has_its_weights_at_once(tmp_path):
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path, filename="{step}", every_n_train_steps=6, save_top_k=-1
+    )
+    whole, loader = Plain(), DataLoader(example.TRAIN, batch_size=52)  # 4 steps an epoch
+    trainer(callbacks=[reweighting(), saver], enable_checkpointing=True).fit(whole, loader)
+    file = tmp_path / "step=6.ckpt"
+    saved = torch.load(file, weights_only=False)
+    assert "criterion.weight" not in saved["state_dict"]
+    net = Plain()
+    trainer(callbacks=[reweighting()]).fit(net, loader, ckpt_path=file, weights_only=False)
+    assert net.weights_seen == whole.weights_seen[6:]
+    assert max(net.weights_seen[0]) > 2
+
+
+def test_the_weights_are_gone_after_the_training():
+    net = Plain()
+    trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
+    assert max(net.weights_seen[-1]) > 2
+    assert net.criterion.weight is None
+    net.weights_seen.clear()
+    trainer(max_epochs=1).fit(net, example.Data(64))
+    assert set(net.weights_seen) == {None}
+
+
+def test_processes_with_data_of_their_own_are_refused():
+    """Each counts its examples from 0, so positions meet; labels tell that they are others'."""
+    mine = _Examples(np.array([0, 1, 1]), np.array([0, 1, 1]), np.arange(3))
+    assert _together([mine, mine]).target.tolist() == [0, 1, 1]
+    other = mine._replace(target=np.array([1, 1, 0]))
+    with pytest.raises(InputError, match="at the same position have different labels"):
+        _together([mine, other])
+
+
+def test_processes_whose_examples_cannot_be_told_apart_are_refused(monkeypatch):
+    monkeypatch.setattr(adapter, "_of_all_processes", lambda value: [value, value])
+    shuffled = DataLoader(example.HELD, batch_size=8, shuffle=True)
+    with pytest.raises(InputError, match="have to be told apart"):
+        trainer().validate(example.Net(), shuffled, verbose=False)
+
+    class Told(example.Net):
+        def validation_step(self, batch, _):
+            points, target, positions = batch
+            self.collect(self(points), target, indices=positions)
+
+    told = torch.utils.data.TensorDataset(*example.HELD.tensors, torch.arange(61))
+    net, used = Told(), trainer()
+    used.validate(net, DataLoader(told, batch_size=8, shuffle=True), verbose=False)
+    wanted = balanced_error(example.HELD.tensors[1], logits_of(net, example.HELD))
     assert used.callback_metrics["val_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("within", "known"),
+    [
+        (torch.utils.data.SequentialSampler(example.HELD), True),
+        (list(range(60, 0, -3)), True),
+        (torch.utils.data.SubsetRandomSampler(range(45)), False),
+        (torch.utils.data.RandomSampler(example.HELD), False),
+    ],
+    ids=["in order", "a fixed choice", "a random choice", "shuffled"],
+)
+def test_a_sampler_that_draws_anew_does_not_say_which_examples_came(within, known):
+    """Lightning wraps any sampler for several processes, and asked again it may draw others."""
+    wrapped = DistributedSamplerWrapper(within, num_replicas=2, rank=1, shuffle=False)
+    state = torch.get_rng_state()
+    found = _positions(DataLoader(example.HELD, batch_size=8, sampler=wrapped), 10)
+    assert torch.equal(torch.get_rng_state(), state)  # nor does the question change what follows
+    if known:
+        assert found.tolist() == list(within)[1:20:2]
+    else:
+        assert found is None

@@ -19,8 +19,6 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from longtail import ClassPrior
@@ -28,7 +26,6 @@ from longtail.integrations.huggingface import TrainerLoss
 from longtail.losses import LogitAdjustedLoss
 
 COUNTS = [160, 40, 8]
-LONG_TAIL = [800, 80, 16]
 SMALL = {
     "hidden_size": 16,
     "num_hidden_layers": 1,
@@ -71,23 +68,9 @@ def tokens(seed=0):
     return Examples(input_ids=data.columns["input_ids"], labels=labels.masked_fill(hidden, -100))
 
 
-def images(counts=COUNTS, seed=0):
-    """Eight by eight pixels: noise, and a bright stripe that tells the class."""
-    random = np.random.default_rng(seed)
-    labels = random.permutation(np.repeat(np.arange(len(counts)), counts))
-    pixels = random.normal(size=(len(labels), 1, 8, 8)).astype(np.float32)
-    pixels[np.arange(len(labels)), 0, labels * 2] += 1.0
-    return Examples(pixel_values=torch.as_tensor(pixels), labels=torch.as_tensor(labels))
-
-
 def bert(kind=BertForSequenceClassification):
     torch.manual_seed(0)
     return kind(BertConfig(vocab_size=30, max_position_embeddings=8, **SMALL))
-
-
-def vit():
-    torch.manual_seed(0)
-    return ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_channels=1, **SMALL))
 
 
 class Gradients(TrainerCallback):

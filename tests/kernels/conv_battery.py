@@ -1,8 +1,7 @@
 """What `grouped_conv`'s kernels must do, on the GPU or in Triton's interpreter.
 
-Not collected by its name: `test_grouped_conv` runs it in a process of its own, where Triton
-interprets, and on a GPU imports it. The oracle is float64, a sum over the window's nine places,
-gradients too.
+Not collected by its name: `test_kernels` runs it in a process of its own. The oracle is float64, a
+sum over the window's nine places, gradients too.
 """
 
 import pytest
@@ -119,14 +118,6 @@ def test_the_kernels_and_torch_share_the_work():
         x, weight, _ = make((2, inner, 4, 4), outer, groups=2, stride=stride)
         moments = grouped_conv(x, weight, stride=stride, groups=2)[1]
         assert (moments is not None) == by_kernel
-
-
-def test_parts_of_a_weights_gradient(monkeypatch):
-    monkeypatch.setattr(module, "PARTS", {16: 3, 32: 3, 64: 3})
-    x, weight, up = make((5, 32, 11, 13), 32, groups=2, stride=2)
-    exact = oracle(x, weight, up, stride=2, groups=2)[2]
-    found = module._weight_gradient(x, up, stride=2, groups=2)
-    torch.testing.assert_close(found.double().cpu(), exact, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,14 +1,11 @@
 """What `norm_act`'s kernels must do, on whatever device they run: the GPU, or Triton's interpreter.
 
-Not collected by its name: `test_norm_act` runs it in a process of its own, where Triton interprets,
-and on a GPU imports it. The oracle is float64, written from the equations, gradients too.
+Not collected by its name: `test_kernels` runs it in a process of its own. The oracle is float64,
+written from the equations, gradients too.
 """
-
-import itertools
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 
 from longtail.kernels import norm_act as module
 from longtail.kernels.norm_act import norm_act, norm_act_fork
@@ -162,52 +159,6 @@ def test_by_running_statistics_in_one_pass(shape, residual, relu, dtype, monkeyp
         close(rows(y), exact, dtype=dtype, size=max(float(exact.abs().max()), 1.0), slack=2)
 
 
-@pytest.mark.long
-def test_what_follows_operations_one_by_one_finds_torchs_own():
-    """Tracing, and transforms of functions, which can't look into a kernel."""
-    x, w, b, r, *_ = make((4, 16, 3, 3), torch.float32, residual=True)
-    tracked = torch.rand(2, 16, device=DEVICE) + 0.25
-
-    def infer(x):
-        return norm_act(x, w, b, *tracked, residual=r, training=False)
-
-    with torch.no_grad():
-        expected = infer(x)
-        traced = torch.jit.trace(infer, (x,))
-        torch.testing.assert_close(traced(x), expected)
-    value, slope = torch.func.jvp(infer, (x,), (torch.ones_like(x),))
-    torch.testing.assert_close(value, expected)
-    steep = (w / (tracked[1] + 1e-5).sqrt()).view(1, 16, 1, 1).expand_as(x)
-    torch.testing.assert_close(slope, steep.where(value > 0, 0.0))
-    with torch.no_grad(), forward_ad.dual_level():
-        value, slope = forward_ad.unpack_dual(infer(forward_ad.make_dual(x, torch.ones_like(x))))
-    torch.testing.assert_close(slope, steep.where(value > 0, 0.0))
-
-
-def test_running_statistics_with_a_gradient_are_left_to_torch():
-    x, w, b, r, up, _ = make((4, 16, 3, 3), torch.float32, residual=True)
-    tracked = torch.rand(2, 16, device=DEVICE) + 0.25
-    leaves = [t.clone().requires_grad_() for t in (x, w, b, r)]
-    y = norm_act(*leaves[:3], *tracked, residual=leaves[3], training=False)
-    with torch.no_grad():
-        torch.testing.assert_close(y, norm_act(x, w, b, *tracked, residual=r, training=False))
-    dx, dw, db, dr = torch.autograd.grad(y, leaves, up)
-    g = up.where(y > 0, 0.0)
-    shape = (1, 16, 1, 1)
-    rstd = (1 / (tracked[1] + 1e-5).sqrt()).view(shape)
-    torch.testing.assert_close(dx, g * w.view(shape) * rstd)
-    torch.testing.assert_close(dr, g)
-    torch.testing.assert_close(db, g.sum((0, 2, 3)))
-    torch.testing.assert_close(dw, (g * (x - tracked[0].view(shape)) * rstd).sum((0, 2, 3)))
-
-
-@pytest.mark.parametrize("shape", [(2, 5), pytest.param((128, 40), marks=pytest.mark.long)])
-def test_plain_rows(shape):
-    for residual, relu in itertools.product((True, False), repeat=2):
-        x, w, b, r, up, _ = make(shape, torch.float32, residual=residual)
-        check(x, w, b, r, up, relu=relu, slack=4)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_mean_does_not_cancel(dtype):
     """σ = 1 on a mean of 1000: E[x²] − μ² in float32 would be off by some percent."""
@@ -232,34 +183,3 @@ def test_nan_is_not_swallowed():
     y = norm_act(x, w, b, None, None, training=True)
     assert y[:, 1].isnan().all()
     assert y[:, [0, 2]].isfinite().all()
-
-
-def test_one_reader_of_two():
-    x, w, b, r, up, _ = make((4, 8, 3, 5), torch.float32, residual=True)
-    x.requires_grad_()
-    one = norm_act(x, w, b, None, None, residual=r, training=True)
-    for which in (0, 1):
-        forked = norm_act_fork(x, w, b, None, None, residual=r, training=True)
-        found = torch.autograd.grad(forked[which], x, up)[0]
-        expected = torch.autograd.grad(one, x, up, retain_graph=True)[0]
-        assert torch.equal(found, expected)
-
-
-def test_a_second_derivative_is_refused():
-    x, w, b, *_ = make((4, 8, 3, 5), torch.float32, residual=False)
-    x.requires_grad_()
-    y = norm_act(x, w, b, None, None, training=True)
-    (dx,) = torch.autograd.grad((y**2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dx.sum().backward()
-
-
-def test_same_bits_every_time():
-    x, w, b, r, up, other = make((8, 16, 8, 8), torch.bfloat16, residual=True)
-    x.requires_grad_()
-    found = []
-    for _ in range(3):
-        ys = norm_act_fork(x, w, b, None, None, residual=r, training=True)
-        found.append((ys[0].detach(), *torch.autograd.grad(ys, x, (up, other))))
-    for one in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(one, found[0], strict=True))

@@ -1,21 +1,15 @@
-"""Charts: valid for plotly, no two rows alike, and the same numbers drawn on paper."""
-
-from types import SimpleNamespace
+"""Charts: valid for plotly, with the same numbers on paper; a data set described."""
 
 import numpy as np
 import pytest
 
-from longtail import ClassPrior
-from longtail.margins import MARGINS
+from longtail import margins
+from longtail.data.digits import load_digits_lt
 from longtail.report import charts, figures, pages
-from longtail.report.charts import ClassAxis, Series
-from longtail.report.compare import Comparison, Row, compare
-from longtail.train.methods import EXTRAS, THRESHOLD
+from longtail.report.compare import compare
+from longtail.report.describe import bars, summarize
+from longtail.train import methods
 from page_factory import digits_runs
-
-# All the ways in which extras go with one loss, in one setting each.
-ON_TOP = ["drw", "label-smoothing", "drw+label-smoothing", *list(EXTRAS)[2:]]
-METHODS = [*MARGINS, THRESHOLD, *(f"{loss}+{on}" for loss in ("softmax", "ldam") for on in ON_TOP)]
 
 
 @pytest.fixture(scope="module")
@@ -23,55 +17,11 @@ def page():
     return pages.runs_page(compare(digits_runs()))
 
 
-def many_methods(num_classes):
-    """The charts by class and by group of a comparison of every method."""
-    random = np.random.default_rng(0)
-    prior = ClassPrior.from_counts(np.arange(num_classes, 0, -1) * 10)
-    run = SimpleNamespace(prior=prior, members=(), spec=SimpleNamespace(seed=0))
-    values = random.random((len(METHODS), num_classes))
-    rows = []
-    for method, errors in zip(METHODS, values, strict=True):
-        result = SimpleNamespace(balanced_error=errors.mean())
-        rows.append(Row(method, None, "", (run,), (result,)))
-    compared = Comparison(tuple(rows), np.arange(num_classes), (run,), {}, {}, "test")
-    series = pages.series_of(rows, compared)
-    sizes = {name: len(k) for name, k in prior.groups().items()}
-    lines = charts.by_class(ClassAxis.of(prior), series, 100 * values)
-    return lines, charts.group_errors(sizes, series, 100 * values[:, : len(sizes)])
-
-
 def test_plotly_accepts_every_chart(page):
     graph = pytest.importorskip("plotly.graph_objects")
     assert len(page.charts) == 10
     for chart in page.charts.values():
         graph.Figure(data=chart.data, layout=chart.layout)
-
-
-@pytest.mark.parametrize("num_classes", [10, 100])  # few classes have marks on their lines
-def test_no_two_rows_look_alike(num_classes):
-    lines, bars = many_methods(num_classes)
-    looks = {(line["line"]["color"], line["line"]["dash"]) for line in lines.data}
-    assert len(looks) == len(METHODS)
-    looks = {(bar["marker"]["color"], bar["marker"]["pattern"]["shape"]) for bar in bars.data}
-    assert len(looks) == len(METHODS)
-    assert len(set(charts.DASHES)) == len(set(charts.HATCHES))
-
-
-def test_no_two_rows_look_alike_on_paper_and_the_legend_fits():
-    pytest.importorskip("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    lines, bars = map(charts.draw, many_methods(10))
-    (axes,) = lines.axes
-    looks = {(line.get_color(), repr(line._unscaled_dash_pattern)) for line in axes.lines}
-    assert len(looks) == len(METHODS)
-    drawn = [container[0] for container in bars.axes[0].containers]
-    assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in drawn}) == len(METHODS)
-    for figure in (lines, bars):
-        FigureCanvasAgg(figure).draw()
-        box = figure.axes[0].get_legend().get_window_extent()
-        assert box.y0 >= 0
-        assert box.x1 <= figure.bbox.x1 + 1
 
 
 def test_papers_show_the_pages_numbers(page):
@@ -102,37 +52,56 @@ def test_every_figure_is_written_in_both_formats_with_equal_bytes(tmp_path):
         assert first.read_bytes() == second.read_bytes()
 
 
-def test_names_stay_apart_below_the_charts_and_are_no_markup():
-    names = [f"Carnivora/Felidae/Panthera {k}" for k in ("leo", "onca", "pardus", "uncia")] * 3
-    names = [f"{name} {i}" for i, name in enumerate(names)]
-    ticks = ClassAxis.of(ClassPrior.from_counts(np.arange(12, 0, -1)), names).ticks()
-    assert len(set(ticks["ticktext"])) == 12
-    assert all("<br>" not in text for text in ticks["ticktext"])  # leaning, so in one line
-    axis = ClassAxis.of(ClassPrior.from_counts([3, 2, 1]), ['a "b"', "it's", "<b>&amp;"])
-    assert axis.ticks()["ticktext"][0] == 'a "b"<br>3'
-    assert axis.hover()[1].startswith("class it's, ")
-    assert axis.hover()[2].startswith("class &lt;b&gt;&amp;amp;, ")
+def simple():
+    with figures.style():
+        figure, axes = figures.panels(columns=2, width=4, height=2)
+        axes[0, 0].plot([0, 1], [0, 1], color=figures.color("softmax"), label="a")
+        axes[0, 0].scatter([0, 1], [1, 0])
+        axes[0, 1].fill_between([0, 1], [0, 1], alpha=0.3)
+        axes[0, 0].legend()
+    return figure
 
 
-def test_many_classes_are_shown_in_groups_and_a_hundred_keep_a_bar_each():
-    counts = np.linspace(1000, 2, 400).astype(int)
-    axis = ClassAxis.of(ClassPrior.from_counts(counts))
-    assert len(axis.members) == charts.BINS
-    assert axis.each == "group of 20 classes"
-    np.testing.assert_allclose(axis.mean(counts.astype(float))[0], counts[axis.members[0]].mean())
-    chart = charts.by_class(axis, [Series("one", "#000000")], np.full((1, 400), 50.0))
-    assert chart.data[0]["y"] == [50.0] * charts.BINS
-    axis = ClassAxis.of(ClassPrior.from_counts(np.arange(100, 0, -1) * 5))
-    method = charts.TauMethod(
-        Series("one", figures.SKY), np.ones((1, 2)), np.ones((2, 100)), {}, {}
-    )
-    _, _, chart = charts.slider(np.array([0.0, 1.0]), axis, {}, [method], start=1.0)
-    assert len(chart.data[0]["y"]) == 100
-    assert len(chart.layout["xaxis"]["ticktext"]) == 6
-    assert chart.data[1]["type"] == "scatter"  # outlines of so many bars would hide them
+def test_the_users_settings_neither_enter_nor_change(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    plain = figures.save(simple(), tmp_path / "plain")
+    with matplotlib.rc_context({"font.size": 31, "lines.linewidth": 9, "svg.hashsalt": "mine"}):
+        mine = figures.save(simple(), tmp_path / "mine")
+        assert matplotlib.rcParams["font.size"] == 31
+        assert matplotlib.rcParams["svg.hashsalt"] == "mine"
+    for one, two in zip(plain, mine, strict=True):
+        assert one.read_bytes() == two.read_bytes()
 
 
-def test_equally_frequent_classes_have_no_correlation():
-    axis, series = ClassAxis.of(ClassPrior.from_counts([7, 7, 7])), [Series("one", "#000000")]
-    chart = charts.weight_norms(axis, np.full(3, 7.0), series, [np.arange(1.0, 4.0)])
-    assert chart.data[0]["name"] == "one"
+def test_every_loss_has_a_colour():
+    assert {*margins.MARGINS, methods.THRESHOLD} <= set(figures.METHOD_COLORS)
+
+
+def test_the_summary_has_both_splits_and_their_fingerprints():
+    data = load_digits_lt()
+    summary = summarize(data)
+    assert summary["train"]["counts"] == data.train.counts.tolist()
+    assert summary["train"]["imbalance_ratio"] == 57
+    assert summary["train"]["fingerprint"] == data.train.fingerprint
+    assert summary["test"] == {
+        "examples": 600,
+        "counts": [60] * 10,
+        "fingerprint": data.test.fingerprint,
+    }
+    assert summary["spec"]["imbalance_ratio"] == 50
+
+
+def heights(lines):
+    """Eighths of a line in each column of a chart."""
+    width = max(map(len, lines))
+    rows = [line.ljust(width) for line in lines]
+    return [sum(" ▁▂▃▄▅▆▇█".index(row[i]) for row in rows) for i in range(width)]
+
+
+def test_bars_are_as_high_as_their_values():
+    values = [80, 40, 39, 1, 0, 10]
+    lines = bars(values, width=6, height=4)
+    assert heights(lines) == [32, 16, 16, 1, 0, 4]  # 1 of 80 is too little for an eighth, but seen
+    assert heights(bars(values, width=13, height=4)) == [
+        v for v in [32, 16, 16, 1, 0, 4] for _ in "ab"
+    ]

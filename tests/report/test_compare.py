@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from longtail import ClassPrior, InputError
+from longtail import InputError
 from longtail.report.compare import compare, mean_interval
 from longtail.runs import DataSpec, RecipeSpec, ensemble
 from page_factory import digits_runs
@@ -89,12 +89,6 @@ def test_the_numbers_as_json(compared):
     assert [row["tau_source"] for row in document["rows"][2:5]] == ["fixed", "held-out", "oracle"]
 
 
-def test_only_runs_with_a_held_out_part_are_refused():
-    held = [run for run in digits_runs() if run.spec.dataset.held_out]
-    with pytest.raises(InputError, match="every run has a held-out part"):
-        compare(held)
-
-
 @pytest.mark.parametrize(
     ("ways", "words"),
     [
@@ -107,29 +101,6 @@ def test_two_kinds_of_softmax_are_refused(tmp_path, ways, words):
     runs = [make_run(tmp_path, spec) for spec in made]
     with pytest.raises(InputError, match=rf"'softmax' was run in 2 ways \({words}\)"):
         compare(runs)
-
-
-def test_runs_of_one_seed_are_rows_that_say_what_tells_them_apart(tmp_path):
-    runs = [
-        make_run(tmp_path, make_spec(dataset="digits-lt", model=model)) for model in ("mlp", "cnn")
-    ]
-    rows = [(row.method, row.detail, row.runs) for row in compare(runs).rows]
-    assert rows == [
-        ("logit-adjusted", "tau=1.0, mlp", (runs[0],)),
-        ("logit-adjusted", "tau=1.0, cnn", (runs[1],)),
-    ]
-
-
-def test_two_ensembles_are_two_rows(tmp_path):
-    runs = [make_run(tmp_path, make_spec(dataset="digits-lt", seed=seed)) for seed in range(3)]
-    pairs = [ensemble(some, root=tmp_path) for some in (runs[:2], runs[1:])]
-    rows = compare([*runs, ensemble(runs, root=tmp_path)]).rows
-    assert [(row.method, row.detail) for row in rows] == [
-        ("ensemble", ""),
-        ("logit-adjusted", "tau=1.0"),
-    ]
-    rows = compare([*runs, *pairs]).rows
-    assert [row.detail for row in rows[:2]] == [run.spec.hash8 for run in pairs]
 
 
 def test_an_ensemble_is_compared_to_the_mean_of_softmax_over_its_networks_seeds(tmp_path):
@@ -149,26 +120,6 @@ def test_an_ensemble_is_compared_to_the_mean_of_softmax_over_its_networks_seeds(
     assert document["seeds"] == [1, 2, 3]
     assert len(document["errors"]) == 1
     assert compared.to_dict()["rows"][0]["members"] == []
-
-
-def test_an_ensemble_of_other_seeds_than_softmax_has_no_difference(tmp_path):
-    plain = [softmax_run(tmp_path, seed) for seed in range(2)]
-    members = [softmax_run(tmp_path, seed, method="balanced") for seed in range(3)]
-    compared = compare([*plain, *members, ensemble(members, root=tmp_path)])
-    assert compared.against_softmax(compared.row("ensemble")) is None
-
-
-def test_the_same_run_from_two_folders_is_refused(tmp_path):
-    spec = make_spec(dataset="digits-lt")
-    runs = [make_run(tmp_path / name, spec) for name in ("one", "two")]
-    with pytest.raises(InputError, match=r"one/.* and .*two/.* are the same run, or differ"):
-        compare(runs)
-
-
-def test_runs_on_balanced_data_have_nothing_to_adjust(tmp_path):
-    spec = make_spec(dataset="digits-lt", method="softmax")
-    run = make_run(tmp_path, spec, prior=ClassPrior.from_counts([30] * 3))
-    assert "posthoc-logit-adjusted" not in compare([run]).curves
 
 
 def softmax_run(root, seed, *, held_out=0.0, epochs=6, method="softmax"):
@@ -198,13 +149,3 @@ def test_a_held_out_run_of_another_training_chooses_no_tau(tmp_path):
     compared = compare([*full, lonely, another])
     assert compared.held_out == {}
     assert list(compared.left_out.values()) == [(lonely,), (another,)]
-
-
-def test_two_held_out_parts_of_one_seed_are_refused(tmp_path):
-    full = softmax_run(tmp_path, 0)
-    parts = [softmax_run(tmp_path, 0, held_out=0.2), softmax_run(tmp_path, 0, held_out=0.3)]
-    twice = [softmax_run(tmp_path / name, 0, held_out=0.2) for name in ("one", "two")]
-    for pair in (parts, twice):
-        with pytest.raises(InputError, match="name the runs to compare one by one") as it:
-            compare([full, *pair])
-        assert all(str(run.folder) in str(it.value) for run in pair)

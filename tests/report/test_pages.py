@@ -10,7 +10,6 @@ from longtail import ClassPrior, InputError
 from longtail.conformal import PredictionSets
 from longtail.predictions import adjust_predictions, from_arrays
 from longtail.report import adjusting, pages
-from longtail.report import comparison as texts
 from longtail.report.compare import compare
 from longtail.runs import DataSpec, Part, RecipeSpec, RunSpec, RunWriter
 from page_factory import digits_runs
@@ -36,10 +35,6 @@ def data(text):
 
 def page_data(text):
     return json.loads(re.search(r'id="page-data">(.*?)</script>', text, re.S)[1])
-
-
-def visible(text):
-    return " ".join(re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", text, flags=re.S).split())
 
 
 def class_errors(logits, target, num_classes):
@@ -71,21 +66,6 @@ def test_positions_of_the_slider_have_the_errors_of_the_adjusted_logits(compared
             assert method["classes"][place] == pytest.approx(mean[order], abs=5e-4)
             expected = [mean.mean(), *(mean[k].mean() for k in groups)]
             assert method["groups"][place] == pytest.approx(expected, abs=5e-4)
-
-
-def test_buttons_and_marks_stand_at_the_chosen_taus(compared, data):
-    marks = [t for t in data["charts"]["chart-tau"]["data"] if t["mode"] == "markers"]
-    for i, name in enumerate(compared.curves):
-        places = dict(data["slider"]["methods"][i]["presets"])
-        taus = data["slider"]["taus"]
-        assert (taus[places["no adjustment"]], taus[places["theory"]]) == (0.0, 1.0)
-        for k, source in enumerate(("held-out", "oracle")):
-            row = compared.row(name, source)
-            assert taus[places[source]] == pytest.approx(row.taus.mean(), abs=0.0005 + 1e-9)
-            mark = marks[2 * k + i]
-            assert mark["x"] == pytest.approx([row.taus.mean()], abs=0.0005 + 1e-9)
-            assert mark["y"] == pytest.approx([100 * row.errors.mean()], abs=5e-4)
-            assert mark["marker"]["symbol"] == ("diamond", "star")[k]
 
 
 def test_the_charts_show_the_comparisons_numbers(compared, data):
@@ -151,36 +131,6 @@ def test_structure_for_people_who_do_not_see_it(text):
     assert body.count("<caption>") == body.count("<table>")
 
 
-def test_it_says_what_happened_on_what_and_how_to_repeat_it(compared, text):
-    said = visible(text)
-    for fact in (
-        *(sentence.replace("'", "&#x27;") for sentence in texts.summary(compared)),
-        "two seeds are too few for an interval",
-        "314 examples of 10 classes",
-        "600 test examples, 60 per class",
-        "114 against 2",
-        "38,282",
-        "epochs 3",
-        "2 (0, 1)",
-        "on 20% of each class",
-        "cpu",
-        "longtail train digits",
-        COMMAND,
-        compared.runs[0].data[:16],
-        *(run.name for run in compared.runs),
-    ):
-        assert fact in said, fact
-    again = pages.runs_page(compared, command="longtail train digits --force").render()
-    assert again.count("longtail train digits") == 1
-
-
-def test_the_oracle_stands_apart_and_is_not_the_best(text):
-    honest, _, oracle = text.partition("Oracle: τ chosen on the test set itself")
-    assert "(oracle τ)" in oracle
-    assert honest.count('<tr class="strong">') == 1
-    assert '<tr class="strong">' not in oracle
-
-
 def fake_run(root, *, method="softmax", seed=0, counts, norms=True, names=None):
     counts = np.asarray(counts)
     random = np.random.default_rng(seed)
@@ -205,21 +155,6 @@ def test_hostile_names_stay_text(tmp_path):
     assert "<script>alert" not in text
     assert "<img src=x" not in text
     assert "<title>&lt;b&gt;T&lt;/b&gt;</title>" in text
-
-
-def test_pages_of_what_there_is(tmp_path):
-    def build(run):
-        return pages.runs_page(compare([run])).render()
-
-    alone = build(fake_run(tmp_path / "a", method="balanced", counts=[300, 50, 5]))
-    assert 'id="tau"' not in alone
-    assert "Without a run trained with plain softmax" in alone
-    assert "don&#x27;t say how they were started" in alone
-    plain = build(fake_run(tmp_path / "b", counts=[300, 50, 5], norms=False))
-    assert 'id="norms"' not in plain
-    many = build(fake_run(tmp_path / "c", counts=np.maximum(1000 // np.arange(1, 501), 1)))
-    assert "By groups of classes." in many
-    assert len(many) < 5.2e6  # most of it is plotly
 
 
 def test_an_existing_file_asks_for_force(tmp_path, compared):
@@ -247,53 +182,6 @@ def result(
     return adjust_predictions(source, prior, n_bootstrap=50, **settings)
 
 
-def test_the_conclusion_says_what_the_interval_says():
-    found = result()
-    change = found.balanced
-    assert adjusting.conclusion(found) == (
-        f"The balanced error falls from {100 * change.before.value:.1f}% to "
-        f"{100 * change.after.value:.1f}%, by {-100 * change.difference.value:.1f} points "
-        f"(95% interval {-100 * change.difference.high:.1f} to "
-        f"{-100 * change.difference.low:.1f}): more than chance."
-    )
-    assert "leave these predictions as they are" in adjusting.conclusion(result(tau=-1.0))
-    assert "a difference within chance" in adjusting.conclusion(result(tau=0.0))
-    aimed = result(target_prior=ClassPrior.from_probs([0.2, 0.3, 0.5]))
-    assert "error under the target frequencies falls from" in adjusting.conclusion(aimed)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"folds": 4}, "judged by cross-fitting, each of 4 folds with the tau of the others"),
-        ({"tune_on": 0.5}, "chosen on 300 examples and judged on the 300 others."),
-        ({"tau": 0.5}, "tau = 0.5, as given."),
-        ({"tau": 0.5, "effective": True}, "judged by cross-fitting the prior. The prior is what"),
-        ({"examples": 12}, "3 classes were judged on fewer than 5 examples"),
-        ({"bounds": (0.0, 0.3)}, "touches the bounds 0 and 0.3: consider wider ones"),
-        ({"scale": 1e5}, "Every tau within the bounds 0 and 4 is equally good."),
-    ],
-)
-def test_the_summary_says_how_it_was_judged_and_what_is_doubtful(settings, words):
-    assert words in " ".join(adjusting.summary(result(**settings)))
-
-
-def test_tables_hold_the_numbers_of_the_result():
-    found = result()
-    errors, changed = adjusting.tables(found)
-    names = ["balanced", "many (over 100)", "medium (20 to 100)", "few (under 20)", "as they come"]
-    assert [row[0].strip() for row in errors.rows] == names
-    assert errors.rows[0][3] == f"{100 * found.balanced.before.value:.1f}"
-    assert errors.rows[3][4] == f"{100 * found.groups['few'].after.value:.1f}"
-    assert changed.rows[0][:3] == ("emu", "10", "200")
-    assert changed.rows[-1][0] == "cat"
-    alike = result(names=tuple(f"a very long name of {animal}" for animal in ("cat", "dog", "emu")))
-    for width, longest in ((80, 18), (120, 23)):
-        shown = [row[0] for row in adjusting.tables(alike, width=width)[1].rows]
-        assert len(set(shown)) == 3
-        assert max(map(len, shown)) == longest
-
-
 @pytest.mark.parametrize("settings", [{}, {"tune_on": 0.5}, {"tau": 1.0}, {"folds": 3}])
 def test_the_page_shows_the_same_numbers(settings):
     found = result(**settings)
@@ -305,51 +193,3 @@ def test_the_page_shows_the_same_numbers(settings):
     assert slider["start"] == place
     judged = 100 * found.judged_curve(slider["taus"][place])
     assert slider["methods"][0]["groups"][place][0] == pytest.approx(judged, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("scale", "settings"),
-    [
-        (1.0, {}),
-        (6.0, {"bounds": (0.0, 1000.0)}),
-        (1.0, {"tau": 300.0}),
-        (1.0, {"tau": -1.2}),
-        (-0.5, {"bounds": (-4.0, 4.0)}),
-        (3e-4, {}),  # such as cosines: on an axis to 4 nothing could be seen
-    ],
-)
-def test_the_page_reaches_as_far_as_its_tau(scale, settings):
-    found = result(scale=scale, **settings)
-    page = pages.adjusted_page(found)
-    slider, (method,) = page.slider, page.slider["methods"]
-    taus = np.array(slider["taus"])
-    assert np.all(np.diff(taus) > 0)
-    assert len(taus) <= 90
-    presets = dict(method["presets"])
-    chosen = slider["start"]
-    assert chosen in presets.values()
-    assert taus[presets["no adjustment"]] == 0.0
-    assert taus[presets["theory"]] == 1.0 if scale != 3e-4 else "theory" not in presets
-    assert taus[chosen] == pytest.approx(found.tau, rel=0.02, abs=1e-6)
-    assert np.abs(taus).max() <= max(4.0, 1.3 * abs(found.tau)) or abs(found.tau) < 0.4
-    after, before = 100 * found.judged_curve(found.tau), 100 * found.balanced.before.value
-    assert method["groups"][chosen][0] == pytest.approx(after, abs=0.001)
-    assert method["groups"][presets["no adjustment"]][0] == pytest.approx(before, abs=0.001)
-    low, high = page.charts["chart-tau"].layout["xaxis"]["range"]
-    assert low <= min(0.0, found.tau, *found.fold_taus)
-    assert high >= max(0.0, found.tau, *found.fold_taus)
-    star = page.charts["chart-tau"].data[-1]
-    assert star["name"].startswith("oracle")
-    assert star["y"][0] <= min(after, before, 100 * found.judged_curve.min_value) + 1e-3
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"prior": None, "effective": True},
-        {"target_prior": ClassPrior.from_probs([0.2, 0.3, 0.5])},
-        {"names": None},
-    ],
-)
-def test_a_page_without_counts_or_with_other_aims(settings):
-    assert "What τ does" in pages.adjusted_page(result(**settings)).render()

@@ -1,6 +1,5 @@
 """The pages in headless Chromium: quiet, live, narrow, dark, printable."""
 
-import re
 import shutil
 
 import numpy as np
@@ -141,32 +140,3 @@ def test_keyboard_and_buttons_move_the_slider_and_the_legend(desktop):
         button.press("Enter")
         assert button.get_attribute("aria-pressed") == str(visible).lower()
         assert desktop.page.evaluate(shown) is visible
-
-
-def test_dark_and_light(desktop):
-    for scheme in ("dark", "light"):
-        desktop.page.emulate_media(color_scheme=scheme)
-        color = desktop.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", color))) < 100) == (scheme == "dark")
-        turned = desktop.page.evaluate("getComputedStyle(document.querySelector('.chart')).filter")
-        assert ("invert" in turned) == (scheme == "dark")
-
-
-def test_the_dark_page_prints_light_and_whole(browser, files, tmp_path):
-    view = View(browser, files["runs"], color_scheme="dark")
-    content = view.page.pdf(path=tmp_path / "page.pdf", format="A4", print_background=True)
-    assert 4 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 14
-    view.page.emulate_media(media="print", color_scheme="dark")
-    color = view.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert color == "rgb(255, 255, 255)"
-    assert not view.page.locator("#tau-knob").is_visible()
-    assert view.page.locator("#tau-says").is_visible()
-    view.context.close()
-
-
-def test_without_scripts_the_tables_remain(browser, files):
-    view = View(browser, files["runs"], java_script_enabled=False)
-    assert view.page.get_by_text("post-hoc logit adj. (oracle τ)").first.is_visible()
-    assert view.page.get_by_text("The charts need JavaScript").is_visible()
-    assert not view.page.locator("#tau-knob").is_visible()
-    view.context.close()

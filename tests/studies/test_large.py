@@ -11,7 +11,6 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
 from data_factory import write_large
-from longtail import InputError
 from longtail.data.large import LARGE
 from longtail.runs import DataSpec
 from longtail.train.recipe import get_recipe
@@ -38,22 +37,6 @@ def test_a_columns_runs_are_those_of_its_recipe():
     threshold = shelf.spec(runs[2], 0).method.settings["threshold"]
     assert threshold == pytest.approx(0.5 / 8142, rel=1e-5)
     assert runs[0].tau_from == runs[-1]
-
-
-def test_the_papers_columns_and_values():
-    assert [one.title for one in large.SETTINGS][-1] == "iNaturalist 2018, ResNet-152, 200 epochs"
-    papers = {row.name: row.paper for row in large.ROWS if row.paper}
-    assert all(len(paper) == 5 for paper in papers.values())
-    title = "ImageNet-LT, ResNet-50, 90 epochs"
-    assert papers["logit adjusted"][title] == 48.89
-    assert papers["post-hoc logit adj., τ = 1"][title] == 49.66
-    assert papers["weight norm., bias dropped, oracle τ*"][title] == 49.37
-
-
-def test_hours_are_images_over_their_rate():
-    found = large.gpu_hours(large.SETTINGS[1], 1200.0, processes=8, images=9000)
-    assert found["softmax"] == pytest.approx(90 * 9000 / 1200 / 3600 * 8)
-    assert found[large.PARTNER] == pytest.approx(0.8 * found["softmax"])
 
 
 def test_without_records_the_page_has_the_published_numbers(tmp_path, capsys):
@@ -108,41 +91,3 @@ def test_a_column_trained_from_disk(study, tmp_path):
     code, _, err = study("--no-train", "--data-dir", "nowhere", "--out", str(tmp_path / "again"))
     assert code == 0, err
     assert (tmp_path / "again/docs/large.md").read_text() == page
-
-
-def test_missing_images_are_said_before_training(study, tmp_path):
-    code, _, err = study("--data-dir", str(tmp_path / "nowhere"))
-    assert code == 1
-    assert "nowhere" in err
-    assert not (tmp_path / "runs").exists()
-
-
-def test_the_hours_of_a_minute(study, monkeypatch, tmp_path):
-    asked = []
-    full = large.measure
-
-    def short(*given, seconds, **more):
-        asked.append(seconds)
-        return full(*given, seconds=0.1, **more)
-
-    monkeypatch.setattr(large, "measure", short)
-    code, out, err = study("--estimate")
-    assert code == 0, err
-    assert asked == [60.0]
-    assert "GPU hours, estimated" in out
-    assert not (tmp_path / "runs").exists()
-    assert not (tmp_path / "kept").exists()
-
-
-def test_records_of_different_lists_do_not_mix():
-    class Made:
-        def __init__(self, mark):
-            spec = Shelf().spec(large.SETTINGS[0].runs(data(mark))[0], 0)
-            self.spec, self.name = spec, mark
-
-    def data(mark):
-        return DataSpec("imagenet-lt", settings={"list": mark * 16})
-
-    assert large.data_of([Made("a")]) == {"imagenet-lt": data("a")}
-    with pytest.raises(InputError, match="different lists of imagenet-lt"):
-        large.data_of([Made("a"), Made("b")])

@@ -1,7 +1,6 @@
 """The simulation at full class count, in small, against closed forms and plain NumPy."""
 
 import functools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +11,12 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from longtail import ClassPrior, InputError
-from longtail.data.large import LARGE
+from longtail import ClassPrior
 from studies import __main__
 from studies import large_simulation as simulation
-from studies.large_simulation import LIMIT, POSTHOC, Settings, Study
+from studies.large_simulation import LIMIT, POSTHOC, Settings
 
 ROOT = Path(__file__).parents[2]
-RECORD = ROOT / "results/large-simulation/large-simulation.json"
 CLASSES = 50
 COUNTS = np.maximum(3, 600 / np.arange(1, CLASSES + 1)).astype(np.int64)
 SETTINGS = Settings(
@@ -35,10 +32,6 @@ SETTINGS = Settings(
 @functools.cache
 def small_study():
     return simulation.run(SETTINGS, {"imagenet-lt": (COUNTS, "given")})
-
-
-def recorded():
-    return Study.from_dict(json.loads(RECORD.read_text()))
 
 
 # Class sizes.
@@ -59,23 +52,6 @@ def test_the_rebuilt_sizes_have_every_published_fact(name, total, ends, groups):
     assert (np.diff(counts) <= 0).all()
 
 
-def test_a_file_of_sizes_is_read_and_checked(tmp_path, monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
-    assert simulation.class_counts("imagenet-lt")[1] == "rebuilt"
-    path = tmp_path / "class_counts/imagenet_lt.txt"
-    path.parent.mkdir()
-    mixed = np.random.default_rng(0).permutation(simulation.rebuilt_counts("imagenet-lt"))
-    path.write_text("\n".join(map(str, mixed)))
-    counts, source = simulation.class_counts("imagenet-lt", tmp_path)
-    assert source == "file"
-    np.testing.assert_array_equal(counts, mixed)
-    with pytest.raises(FileNotFoundError):
-        simulation.class_counts("inaturalist", tmp_path)
-    path.write_text("3\n2\n")
-    with pytest.raises(InputError, match=r"2 classes and 5 examples, but ImageNet-LT has 1,000"):
-        simulation.class_counts("imagenet-lt", tmp_path)
-
-
 # Gaussian classes.
 
 
@@ -93,30 +69,6 @@ def test_the_bayes_error_of_two_classes_has_a_closed_form(distance):
     sampled = simulation.estimate(wrong, per_class=40_000)
     assert abs(sampled.mean - exact) < 4 * sampled.se
     assert sampled.se > found.se
-
-
-def test_standard_errors_are_those_of_repeated_sampling():
-    centers = 1.2 * np.random.default_rng(3).standard_normal((8, 3))
-    weights = simulation.true_weights(centers)
-    found = []
-    for seed in range(200):
-        points, _ = simulation.sample(centers, np.full(8, 25), np.random.default_rng(seed))
-        found.append(simulation.bayes_error(points, weights, per_class=25))
-    spread = np.std([one.mean for one in found], ddof=1)
-    assert spread == pytest.approx(np.mean([one.se for one in found]), rel=0.2)
-
-
-def test_decisions_are_those_of_the_densities_and_adjusting_the_posterior_gives_bayes():
-    centers = np.random.default_rng(4).standard_normal((CLASSES, 6))
-    points, _ = simulation.sample(centers, np.full(CLASSES, 20), np.random.default_rng(6))
-    exact = simulation.true_weights(centers)
-    nearest = np.linalg.norm(points[:, None] - centers[None], axis=2).argmin(axis=1)
-    np.testing.assert_array_equal(simulation.decide(points, exact), nearest)
-    log_prior = ClassPrior.from_counts(COUNTS).log_probs
-    posterior = simulation.shifted(exact, log_prior)
-    assert (simulation.decide(points, posterior) != nearest).any()
-    adjusted = simulation.shifted(posterior, -log_prior)
-    np.testing.assert_array_equal(simulation.decide(points, adjusted), nearest)
 
 
 # Softmax regression.
@@ -173,24 +125,6 @@ def test_the_adjusted_loss_is_the_softmax_one_with_its_biases_moved():
     assert np.abs(difference).max() < 0.03  # of weights up to 4
 
 
-@pytest.mark.parametrize("rows", [1, 3, 1000])
-def test_the_loss_in_pieces_is_the_loss(monkeypatch, rows):
-    features, target, prior = problem()
-    monkeypatch.setitem(simulation._PIECE, "cpu", 7 * rows)
-    weights = np.random.default_rng(3).standard_normal((7, 4))
-    made = simulation._Problem.of(features, target, weights, 0.3, prior.log_probs, "cpu")
-    value, gradient = made.value_and_gradient(weights)
-    expected = summed_loss(weights, features, target, prior.log_probs, 0.3)
-    assert value == pytest.approx(expected[0], rel=1e-6)
-    np.testing.assert_allclose(gradient, expected[1], atol=1e-3)
-
-
-def test_a_minimum_that_is_not_reached_is_said():
-    features, target, _ = problem()
-    with pytest.raises(RuntimeError, match="no minimum after"):
-        fitted(features, target, most=1)
-
-
 # Trials.
 
 
@@ -208,28 +142,6 @@ def test_more_examples_lead_to_bayes_with_adjustment_only():
         assert max(few.disagreement, many.disagreement) < 0.2
 
 
-def test_a_trials_parts_fit_together():
-    trial = small_study().trials[0]
-    sizes = [len(g) for g in ClassPrior.from_counts(COUNTS).groups().values()]
-    for method in simulation.METHODS:
-        mean = np.average(list(trial.groups[method].values()), weights=sizes)
-        assert mean == pytest.approx(trial.errors[method].mean)
-        difference = trial.errors[method].mean - trial.errors["bayes"].mean
-        assert trial.excess[method].mean == pytest.approx(difference)
-        assert len(trial.bins[method]) == simulation.BINS
-    assert abs(trial.bayes.mean - trial.errors["bayes"].mean) < 4 * trial.errors["bayes"].se
-
-
-def test_a_trial_does_not_depend_on_the_others():
-    alone = simulation.run_trial("imagenet-lt", COUNTS, multiple=1, settings=SETTINGS, seed=1)
-    assert alone.errors == small_study().of("imagenet-lt", 1)[1].errors
-
-
-def test_json_and_back():
-    text = json.dumps(small_study().to_dict(), allow_nan=False)
-    assert Study.from_dict(json.loads(text)).to_dict() == small_study().to_dict()
-
-
 # The page.
 
 
@@ -238,23 +150,6 @@ def test_the_page_is_what_the_record_says(tmp_path, capsys):
     made, there = (root / "docs/large-scale.md" for root in (tmp_path, ROOT))
     assert made.read_text() == there.read_text()
     assert (tmp_path / "docs/large-scale/simulation.svg").exists()
-
-
-def test_what_the_page_claims_in_its_own_words():
-    text, study = (ROOT / "docs/large-scale.md").read_text(), recorded()
-    assert study.settings["ridge"] == 1.0  # matches how the centres were drawn
-    assert "27 to 30% of the points" in text
-    for name in study.datasets:
-        facts, known = study.sizes[name], LARGE[name]
-        assert facts["source"] == "file"
-        assert (facts["classes"], facts["examples"]) == (known.num_classes, known.sizes["train"])
-        for trial in study.of(name, 1):
-            assert 27 < trial.bayes.mean < 30
-            assert trial.excess["logit-adjusted"].mean < trial.excess["softmax"].mean
-            assert trial.excess[LIMIT].mean > 20 * trial.excess[LIMIT].se
-            groups = trial.groups
-            assert groups["logit-adjusted"]["few"] < groups["softmax"]["few"]
-            assert groups["logit-adjusted"]["many"] > groups["softmax"]["many"]  # the head pays
 
 
 def test_it_runs_from_nothing(tmp_path, monkeypatch, capsys):

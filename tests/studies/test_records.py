@@ -11,9 +11,8 @@ pytest.importorskip("matplotlib")
 
 from longtail import InputError
 from longtail.data.digits import load_digits_lt
-from longtail.runs import Run, RunError
+from longtail.runs import Run
 from studies import _records, exp
-from studies._pages import cells_table
 from studies._records import TAUS, VARIANTS, Column, Row, Runs, Shelf, cifar, read
 
 SMALL = {"epochs": 2}
@@ -141,29 +140,6 @@ def test_stopping_loses_no_finished_run(tmp_path, monkeypatch):
     assert first < {one.name for one in shelf.records}
 
 
-def test_a_run_that_fails_does_not_cost_the_others(tmp_path):
-    bad = Runs("diverges", DIGITS, recipe="digits", overrides={**SMALL, "lr": 1e20}, seeds=(0,))
-    with pytest.raises(RunError, match="infinite or NaN"):
-        _records.train_missing(options_for(tmp_path), [LOSS, bad], load=digits)
-    assert len(Shelf(tmp_path / "records").of(LOSS)) == 2
-
-
-def test_missing_data_say_where_it_looked(tmp_path):
-    row = Runs("softmax", cifar("cifar10-lt"))
-    with pytest.raises(InputError, match="nowhere"):
-        _records.train_missing(options_for(tmp_path, "--data-dir", tmp_path / "nowhere"), [row])
-
-
-def test_only_some_runs(trained, tmp_path):
-    _, finished = _records.train_missing(
-        options_for(tmp_path, "--only", "held out"), ROWS, load=digits
-    )
-    assert finished
-    assert [one.spec.dataset.held_out for one in Shelf(tmp_path / "records").records] == [0.2, 0.2]
-    with pytest.raises(InputError, match="--only nothing: the runs are softmax; loss; held out"):
-        _records.train_missing(options_for(tmp_path, "--only", "nothing"), ROWS)
-
-
 def test_a_record_comes_back_byte_for_byte(trained, tmp_path):
     found, run = kept(trained, HELD, 0)
     path = _records.write(found, tmp_path)
@@ -181,21 +157,6 @@ def test_all_records_in_results_are_read_as_they_are(folder):
     assert len(Shelf(root)) == len(list(root.glob("*/*.json")))
 
 
-def test_bad_files_are_named(trained, tmp_path):
-    found, _ = kept(trained, HELD, 0)
-    path = _records.write(found, tmp_path)
-    moved = path.rename(path.with_name("other.json"))
-    with pytest.raises(InputError, match=r"other\.json was renamed or edited"):
-        read(moved)
-    path.write_text(json.dumps({**found.document, "format": 99}))
-    with pytest.raises(InputError, match="has format 99"):
-        read(path)
-    for text in ("[]", "{", "{}"):
-        path.write_text(text)
-        with pytest.raises(InputError, match="is not the record of a run"):
-            read(path)
-
-
 def test_different_data_never_mix(trained, tmp_path):
     (one, _), (two, _) = kept(trained, LOSS, 0), kept(trained, LOSS, 1)
     _records.write(one, tmp_path)
@@ -206,12 +167,6 @@ def test_different_data_never_mix(trained, tmp_path):
         Shelf(tmp_path)
     assert one.name in str(caught.value)
     assert two.name in str(caught.value)
-
-
-def test_a_partner_of_another_seed_is_refused(trained):
-    (_, run), (other, _) = kept(trained, PLAIN, 0), kept(trained, HELD, 1)
-    with pytest.raises(InputError, match="can't choose τ"):
-        _records.record_of(run, partner=other)
 
 
 def test_students_know_their_teachers_by_record(tmp_path):
@@ -227,14 +182,6 @@ def test_students_know_their_teachers_by_record(tmp_path):
     assert shelf.get(mean).seconds == 0.0
 
 
-def test_changes_leave_what_is_a_rows_own():
-    row = Runs("adam", DIGITS, overrides={"lr": 1e-3, "epochs": 100}, tau_from=HELD)
-    small = row.changed({"lr": 1.0, "epochs": 3, "batch_size": 32}, seeds=2)
-    assert dict(small.overrides) == {"lr": 1e-3, "epochs": 3, "batch_size": 32}
-    assert small.seeds == (0, 1)
-    assert small.tau_from.overrides["epochs"] == 3
-
-
 def test_cells_and_differences_are_paired_by_seed(trained):
     _, shelf = trained
     column = Column.of("digits-lt", "digits", ROWS, shelf)
@@ -246,20 +193,3 @@ def test_cells_and_differences_are_paired_by_seed(trained):
     assert fixed.taus.tolist() == [1.0, 1.0]
     assert column.cell(Row("x", "no such runs")) is None
     assert column.minutes > 0
-
-
-def test_a_study_from_nothing_on_digits(tmp_path):
-    """The whole way of `exp`: train, judge, table, claims and every figure."""
-    rows = [one.changed(SMALL, 2) for one in exp.runs_of(DIGITS, "digits")]
-    rows = [one for one in rows if one.method != "equalized-threshold"]  # needs a threshold
-    shelf, _ = _records.train_missing(options_for(tmp_path), rows, load=digits)
-    column = Column.of("digits-lt", "digits", rows, shelf)
-    assert not column.missing()
-    table = cells_table(column, exp.ROWS, title="digits")
-    assert len(table.rows) >= len(exp.ROWS) - 1
-    assert all(row[2] != "–" for row in table.rows if "equalized" not in row[0])
-    assert {claim.verdict for claim in exp.claims(column)} <= set(exp.MARKS)
-    for draw in (exp.draw_norms, lambda c: exp.draw_taus(c, exp.ROWS)):
-        assert draw([column]) is not None
-    assert exp.draw_classes([column]) is not None
-    assert exp.draw_groups([column]) is not None

@@ -1,6 +1,5 @@
 """How far it goes: the list of runs, what records say, the page, and a small study from nothing."""
 
-import argparse
 import json
 import shutil
 from functools import cache
@@ -8,20 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from longtail import ClassPrior
 from longtail.data.images import ImageSet
 from longtail.data.subsets import make_long_tailed
-from longtail.runs import DataSpec, RunWriter
+from longtail.runs import DataSpec
 from longtail.train.recipe import recipe_values
-from run_factory import make_spec
 from studies import __main__, _records, strong
-from studies._records import Shelf, record_of, resized
+from studies._records import Shelf
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,41 +40,6 @@ def test_the_list_of_runs_is_that_of_the_records():
     """Nothing is missing, and no record is of a run that the list has not."""
     assert not [name for one in every() for name in one.missing()]
     assert {r.name for one in every() for r in one.records} == {r.name for r in shelf().records}
-
-
-@pytest.mark.parametrize("dataset", strong.DATASETS)
-def test_names_are_unique_in_their_part(dataset):
-    for rows in strong.runs_of(dataset).values():
-        assert len({row.name for row in rows}) == len(rows)
-
-
-@pytest.mark.parametrize("dataset", strong.DATASETS)
-def test_the_ablation_changes_one_ingredient_at_a_time(dataset):
-    rows = {row.name: row for row in strong.runs_of(dataset)["ablation"]}
-    parts = {key: set(on) for key, on in (strong.ADDED | strong.STUDENT_CHANGES).items()}
-
-    def values(row):
-        return recipe_values(row.recipe, dataset=dataset) | row.overrides | {"method": row.method}
-
-    for name, row in rows.items():
-        base = rows[strong.base_of(name)]
-        here, there = values(row), values(base)
-        changed = {key for key in here.keys() | there.keys() if here.get(key) != there.get(key)}
-        what = name.removeprefix(strong.base_of(name)).lstrip(" +−,")
-        if what in ("logit adjustment", "examples drawn as they come"):
-            assert changed == {"method"}
-        else:
-            assert changed <= parts.get(what, set())
-        assert row.overrides["epochs"] == 100
-        assert row.seeds == (0, 1, 2)
-
-
-@pytest.mark.parametrize("dataset", strong.DATASETS)
-def test_teachers_differ_in_more_than_their_seeds(dataset):
-    for name in ("teachers", "best"):
-        rows = [row for row in strong.runs_of(dataset)[name] if row.recipe == "strong"]
-        assert len({row.overrides for row in rows}) == len(rows) > 3
-        assert all(len(row.seeds) == 1 for row in rows)
 
 
 def file_of(one):
@@ -111,29 +72,6 @@ def test_a_line_says_what_its_records_say():
     assert cells[2] == f"{100 * np.mean(errors):.2f} ± {100 * np.std(errors, ddof=1):.2f}"
 
 
-def test_a_students_minutes_include_its_teachers():
-    one = setting("cifar10-lt")
-    student, mean = (
-        one.line("students", "strong-distilled"),
-        one.line("teachers", "mean of 5 teachers"),
-    )
-    own = np.mean([file_of(r)["seconds"] for r in student.records])
-    taught = sum(line.records[0].seconds for line in one.part("teachers") if not line.runs.mean)
-    assert 60 * student.minutes == pytest.approx(own + taught)
-    assert 60 * mean.minutes == pytest.approx(taught)
-
-
-def test_a_change_is_paired_by_seed():
-    one = setting("cifar10-lt")
-    line, base = one.line("removal", "strong − SAM"), one.line("removal", "strong")
-    assert (len(line.records), len(base.records)) == (3, 5)
-    pairs = line.errors - base.errors[:3]
-    found = strong.change(line, base, "errors")
-    assert found.mean == pytest.approx(pairs.mean())
-    half = stats.t.ppf(0.975, 2) * pairs.std(ddof=1) / np.sqrt(3)
-    assert found.half_width == pytest.approx(half)
-
-
 def test_the_page_is_made_from_the_records():
     assert (ROOT / "docs/how-far.md").read_text() == strong.text(every())
     block = strong.readme_table([setting(d) for d in strong.DATASETS]).markdown()
@@ -154,46 +92,6 @@ def test_the_recipe_follows_what_the_development_set_chose():
         assert {k: v for k, v in recipe.items() if k in own} == {
             k: best["overrides"][k] for k in own
         }
-
-
-# The error on the development set and the tau it chooses, against loops over classes.
-
-COUNTS = np.array([500, 300, 60, 8])
-
-
-def judged(root, missing):
-    """A run whose logits lean to the frequent classes, with a dev set that lacks some of them."""
-    random, prior = np.random.default_rng(0), ClassPrior.from_counts(COUNTS)
-    writer = RunWriter.create(root, make_spec(), prior=prior, data="f" * 64)
-    for split, lacking in (("dev", missing), ("test", ())):
-        target = np.repeat([k for k in range(4) if k not in lacking], 60)
-        logits = 2.0 * np.eye(4)[target] + random.normal(size=(len(target), 4))
-        writer.write_logits(split, logits + 0.7 * prior.log_probs, target, data=split * 8)
-    return writer.finish(seconds=1.0)
-
-
-def by_hand(run, tau, split, missing):
-    """Every class counts once; the nearest in size (on a log scale) stands in for one missing."""
-    logits, target, _ = run.logits(split)
-    rows = np.asarray(logits, float) - tau * np.log(COUNTS / COUNTS.sum())
-    errors = {k: np.mean(rows[target == k].argmax(axis=1) != k) for k in np.unique(target)}
-    votes = [
-        min(errors, key=lambda j: abs(np.log(COUNTS[j] / COUNTS[k]))) if k in missing else k
-        for k in range(4)
-    ]
-    return np.mean([errors[k] for k in votes])
-
-
-@pytest.mark.parametrize("missing", [(), (0,), (0, 1)])
-def test_tau_is_the_best_on_the_development_set(tmp_path, missing):
-    run = judged(tmp_path, missing)
-    one = record_of(run)
-    taus = np.linspace(0.0, 2.0, 201)
-    errors = np.round([by_hand(run, tau, "dev", missing) for tau in taus], 12)
-    assert one.again[0] == pytest.approx(taus[errors.argmin()])
-    assert one.again[1].mean() == pytest.approx(by_hand(run, one.again[0], "test", ()))
-    assert one.dev_error == pytest.approx(by_hand(run, 0.0, "dev", missing))
-    assert one.document["again"]["dev_error"] == pytest.approx(errors.min(), abs=1e-6)
 
 
 # A study in small, from nothing.
@@ -253,31 +151,3 @@ def test_a_small_study_from_nothing(study, tmp_path, caplog):
     again = {path: path.read_bytes() for path in (tmp_path / "kept").rglob("*.json")}
     assert again.keys() == kept.keys()
     assert all(again[path] == text for path, text in kept.items() if path != student)
-
-
-def test_numbers_as_json(study):
-    study("--part", "strong")
-    code, out, _ = study("--no-train", "--json")
-    found = json.loads(out)["CIFAR-10-LT, imbalance ratio 100"]
-    assert code == 0
-    assert [line["name"] for line in found["strong"]] == ["strong", "strong, 300 epochs"]
-    assert 0 < found["strong"][0]["errors"][0] <= 100
-
-
-def test_stopping_loses_nothing(study, tmp_path):
-    code, _, err = study("--part", "strong", "--minutes", "1e-9")
-    assert code == 1
-    assert "Time is up" in err
-    assert "no record of any of its runs" in err
-    assert study("--part", "strong")[0] == 0
-
-
-def test_a_wrong_part_is_usage(study):
-    assert study("--part", "earlier")[0] == 2
-
-
-def test_rows_in_small_keep_what_tells_them_apart():
-    options = argparse.Namespace(set=["epochs=2", "model=small-conv"], seeds=1)
-    rows = resized(options, strong.runs_of("cifar100-lt")["best"])
-    assert {row.overrides.get("epochs") for row in rows if not row.mean} == {2}
-    assert len({row.overrides for row in rows if row.recipe == "strong"}) == 4

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 pytest.importorskip("matplotlib")
 
-from longtail import ClassPrior, InputError, Margin, margins
+from longtail import ClassPrior, margins
 from longtail.posthoc import adjust_logits, normalize_weights
 from studies import __main__, synthetic
 from studies._records import ROOT
@@ -58,50 +58,6 @@ def test_it_finds_the_minimiser_that_scipy_finds():
         np.testing.assert_allclose(separator, found.x, atol=2e-4)
 
 
-def test_a_penalty_is_minimised_too():
-    features, target = draw(1, 60, seed=3)
-    (prior,), penalty = priors_of(target), 1e-2
-    loss = margins.ldam(prior, scale=3.0)
-    found = synthetic.fit(features, target, [loss], penalty=penalty)[0]
-
-    def objective(z):
-        return risk(z, features[0], target[0], loss) + 0.5 * penalty * z[:2] @ z[:2]
-
-    best = minimize(objective, np.zeros(3), method="BFGS", options={"gtol": 1e-9})
-    np.testing.assert_allclose(found, best.x, atol=1e-4)
-
-
-def test_the_other_trials_do_not_matter(monkeypatch):
-    monkeypatch.setattr(synthetic, "_BLOCK", 600)  # blocks of two trials
-    features, target = draw(5, 300, seed=4)
-    losses = [margins.adaptive(prior) for prior in priors_of(target)]
-    together = synthetic.fit(features, target, losses)
-    for trial in range(5):
-        alone = synthetic.fit(features[[trial]], target[[trial]], [losses[trial]])
-        np.testing.assert_allclose(together[trial], alone[0], atol=1e-9)
-
-
-def test_steps_are_shortened_where_newton_overshoots():
-    # Outliers of the wrong class with a huge feature make undamped Newton diverge.
-    x = np.concatenate([np.linspace(-1, 1, 40), [60.0, -60.0]])[None, :, None]
-    y = np.concatenate([(np.linspace(-1, 1, 40) > 0.1), [False, True]]).astype(np.int64)[None]
-    loss = Margin.from_matrix([[0.0, -8.0], [9.0, 0.0]], alpha=[1.0, 30.0])
-    separator = synthetic.fit(x, y, [loss])[0]
-    found = minimize(risk, separator, args=(x[0], y[0], loss), method="Nelder-Mead", tol=1e-12)
-    assert risk(separator, x[0], y[0], loss) <= found.fun + 1e-12
-
-
-def test_what_has_no_minimiser_is_refused():
-    features, target = draw(3, 40, seed=8)
-    plain = [margins.softmax(ClassPrior.uniform(2))] * 3
-    apart = features + 20.0 * (2 * target - 1)[..., None]
-    with pytest.raises(InputError, match="a line separates the classes"):
-        synthetic.fit(apart, target, plain)
-    features[..., 1] = 2 * features[..., 0]
-    with pytest.raises(InputError, match="may be collinear"):
-        synthetic.fit(features, target, plain, tolerance=1e-14)
-
-
 def phi(z):
     return 0.5 * math.erfc(-z / math.sqrt(2))
 
@@ -138,15 +94,6 @@ def test_nothing_is_below_bayes():
     assert (synthetic.separator_error(others) >= synthetic.BAYES).all()
 
 
-def test_samples_have_the_problem_s_moments_and_do_not_depend_on_other_trials():
-    features, target = synthetic.sample(3, 200_000)
-    assert target.mean() == pytest.approx(0.05, abs=0.001)
-    for y, center in ((0, -1.0), (1, 1.0)):
-        np.testing.assert_allclose(features[target == y].mean(axis=0), [center] * 2, atol=0.02)
-    np.testing.assert_array_equal(synthetic.sample(2, 200_000)[0], features[:2])
-    assert not np.isin(synthetic.sample(1, 50, test=True)[0], features).any()
-
-
 def test_a_corrected_separator_predicts_as_the_corrected_logits_do():
     generator = np.random.default_rng(2)
     separator, x = generator.standard_normal(3), generator.standard_normal((400, 2))
@@ -174,9 +121,3 @@ def test_the_paper_s_problem_and_its_page(tmp_path, capsys):
     for name, error in expected.items():
         numbers = [float(cell) for cell in errors[name] if cell.replace(".", "").isdigit()]
         assert numbers[0] == pytest.approx(error, abs=0.2)
-
-
-def test_a_trial_in_small_leaves_the_page():
-    before = (ROOT / "docs/synthetic.md").read_bytes()
-    assert __main__.main(["synthetic", "--trials", "2"]) == 0
-    assert (ROOT / "docs/synthetic.md").read_bytes() == before

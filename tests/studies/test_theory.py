@@ -8,8 +8,7 @@ from scipy.optimize import minimize, minimize_scalar
 
 pytest.importorskip("matplotlib")
 
-from longtail import InputError
-from longtail.consistency.binary import BinaryLoss, examples
+from longtail.consistency.binary import examples
 from studies import __main__, theory
 from studies._records import ROOT
 
@@ -56,39 +55,6 @@ def test_curves_agree_with_direct_minimisation(curves):
     assert [len(several) for several in curves.values()] == [6, 6, 11]
 
 
-def test_a_wrong_link_would_show(monkeypatch):
-    """The paper's printed link, −log 2 outside of the 1/γ, is caught by the deviation."""
-    right = BinaryLoss.link
-    monkeypatch.setattr(
-        BinaryLoss,
-        "link",
-        lambda self, p: right(self, p) - (1 - 1 / self.gamma) * math.log(2),
-    )
-    wrong = [curve for curve in theory.curves()["links"] if curve.gamma == 8.0]
-    assert all(curve.deviation > 0.5 for curve in wrong)
-
-
-def test_consistent_losses_cross_zero_at_the_prior(curves):
-    for gamma in theory.GAMMAS:
-        at_zero = {
-            one.name: float(np.interp(0.0, one.x, one.y))
-            for one in curves["inverse-links"]
-            if one.gamma == gamma
-        }
-        assert at_zero["balanced"] == pytest.approx(0.2, abs=1e-3)
-        assert at_zero["unequal-margin"] == pytest.approx(0.2, abs=1e-3)
-        assert at_zero["balanced-margin"] < 0.19
-
-
-def test_bayes_risks_have_maximum_one_and_weights_bring_them_closer_to_the_tent(curves):
-    by_name = {(one.name, one.gamma): one.y for one in curves["bayes-risks"]}
-    tent = by_name["tent", None]
-    assert all(0.99 < y.max() <= 1 + 1e-12 for y in by_name.values())
-    for gamma in theory.GAMMAS:
-        away = {name: np.abs(by_name[name, gamma] - tent).max() for name in theory.RISKS}
-        assert away["balanced"] < away["balanced-margin"] < away["logistic"]
-
-
 def test_in_the_limit_all_become_consistent_and_the_tent():
     for row in theory.limit_table().rows:
         assert row[-1] == ("0.200" if row[1] == "threshold" else "0.000")
@@ -99,15 +65,6 @@ def small_sample(monkeypatch):
     monkeypatch.setattr(theory, "SCARCE", 8)
     features, target = theory.separable_sample(1)
     return features[0], target[0]
-
-
-def test_each_class_stays_on_its_side_and_is_a_cut_gaussian(monkeypatch):
-    monkeypatch.setattr(theory, "COMMON", 40_000)
-    features, target = theory.separable_sample(1)
-    along = features[0].sum(axis=1) / np.sqrt(2)
-    assert np.all((along > 0) == (target[0] == 1))
-    whole = np.random.default_rng(1).normal(np.sqrt(2), 1.0, 400_000)
-    assert -along[target[0] == 0].mean() == pytest.approx(whole[whole > 0].mean(), abs=0.02)
 
 
 def test_the_population_error_is_what_sampling_finds(monkeypatch):
@@ -141,12 +98,6 @@ def test_hinge_separators_are_the_quadratic_programmes(monkeypatch, rare, common
     np.testing.assert_allclose(theory.uneven(hard, rare, common), found.x, rtol=1e-4, atol=1e-4)
     expected = (rare - common) / (rare + common)
     assert float(hard.position(found.x)) == pytest.approx(expected, abs=1e-3)
-
-
-def test_no_line_between_mixed_classes():
-    features = np.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
-    with pytest.raises(InputError, match="no line separates the classes"):
-        theory.hard_margin(features, np.array([0, 1, 0, 1]))
 
 
 def test_weights_and_logit_margins_fade_with_the_penalty_hinge_margins_stay():

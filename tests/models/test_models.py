@@ -1,15 +1,15 @@
-"""The heads against their equations, and what runs record of them."""
+"""Heads against their equations, networks side by side, and what `models.build` refuses."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from longtail import models
 from longtail._checks import InputError
 from longtail.models.heads import head_factory
+from longtail.models.stacked import part_of, stack
 
 
 def make(head, *, scale=1.0, classes=5, width=7):
@@ -53,16 +53,6 @@ def test_logits_are_the_equation(head, scale):
 
 
 @pytest.mark.parametrize("head", ["cosine", "unit-norm"])
-def test_normalized_heads_have_one_weight_and_start_at_unit_length(head):
-    torch.manual_seed(0)
-    layer = head_factory(head, num_classes=200)(64)
-    assert {k: tuple(v.shape) for k, v in layer.state_dict().items()} == {"weight": (200, 64)}
-    assert np.allclose(layer.weight.detach().norm(dim=1), 1.0, atol=1e-6)
-    # Uniform on the sphere: the mean of 200 directions is short, about 1/sqrt(200).
-    assert layer.weight.detach().mean(dim=0).norm() < 0.15
-
-
-@pytest.mark.parametrize("head", ["cosine", "unit-norm"])
 def test_a_rows_length_leaves_logits_alone_and_its_gradient_is_across(head):
     layer = make(head)
     x = torch.randn(4, 7, dtype=torch.float64)
@@ -95,10 +85,67 @@ def test_norms_and_bias_of_every_head(name, head, scale, norm):
         assert np.array_equal(bias, np.zeros(6))
 
 
-def test_norms_need_a_head_that_has_them():
-    model = nn.Module()
-    with pytest.raises(InputError, match="Module has no last layer called `fc`"):
-        models.head_norms_and_bias(model)
-    model.fc = nn.Identity()
-    with pytest.raises(InputError, match=r"must be an nn.Linear.* it is a Identity"):
-        models.head_norms_and_bias(model)
+GOOD = {"name": "resnet32", "num_classes": 10, "image_shape": (3, 32, 32)}
+
+
+def build(**changes):
+    arguments = GOOD | changes
+    with torch.device("meta"):
+        return models.build(arguments.pop("name"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "resnet34"}, "`name` must be one of 'small-conv', 'resnet20'.*got 'resnet34'"),
+        ({"head": "normed"}, "`head` must be one of 'linear', 'cosine', 'unit-norm'; got 'normed'"),
+        ({"head_scale": 30.0}, "the linear head has none, but 30 came; leave it out, or pass head"),
+        ({"image_shape": (3, 3, 32)}, r"at least 4 x 4 pixels.*is \(3, 3, 32\)"),
+    ],
+)
+def test_bad_input_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        build(**changes)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_the_smallest_images_work(name):
+    side = models.MODELS[name].smallest
+    model = build(name=name, image_shape=(3, side, side), num_classes=2)
+    assert model(torch.empty(2, 3, side, side, device="meta")).shape == (2, 2)
+
+
+COUNT = 3
+
+
+def networks(name, head):
+    made = []
+    for seed in range(COUNT):
+        torch.manual_seed(seed)
+        made.append(models.build(name, num_classes=7, image_shape=(3, 16, 16), head=head))
+    return made
+
+
+@pytest.mark.parametrize("head", models.HEADS)
+@pytest.mark.parametrize("name", ["resnet20", "resnet32-released"])
+def test_each_network_is_as_it_would_be_alone(name, head):
+    alone = networks(name, head)
+    together = stack(alone)
+    images = torch.randn(4, 3 * COUNT, 16, 16).contiguous(memory_format=torch.channels_last)
+    logits = together(images)
+    expected = torch.stack([net(images[:, 3 * i : 3 * i + 3]) for i, net in enumerate(alone)])
+    assert logits.shape == (COUNT, 4, 7)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    slope = torch.randn_like(logits)
+    logits.backward(slope)
+    expected.backward(slope)
+    for key, value in together.named_parameters():
+        for index, net in enumerate(alone):
+            mine = part_of(value.grad, index=index, count=COUNT)
+            theirs = net.get_parameter(key).grad
+            assert (mine - theirs).norm() < 1e-3 * theirs.norm(), (key, index)
+    assert list(together.state_dict()) == list(alone[0].state_dict())
+    for key, value in together.state_dict().items():
+        for index, net in enumerate(alone):
+            mine = part_of(value, index=index, count=COUNT)
+            torch.testing.assert_close(mine, net.state_dict()[key], rtol=1e-4, atol=1e-5)
