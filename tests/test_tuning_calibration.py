@@ -151,19 +151,6 @@ def test_covariance_of_the_mean_is_its_formula(criterion, monkeypatch):
     np.testing.assert_allclose(found, expected, atol=1e-15)
 
 
-def test_resampled_taus_are_the_lowest_points_of_parabolas():
-    """Exact for parabolas in log tau, between the grid's points; else the point that was picked."""
-    grid = np.log([0.1, 0.15, 0.4, 1.0, 1.3, 3.0])
-    lowest = np.log([0.17, 0.7, 1.2, 2.9])
-    rows = [bend * (grid - at) ** 2 + bend for bend, at in enumerate(lowest, start=1)]
-    # The vertex of the last two lies beyond the grid; a cap has none.
-    rows += [(grid - np.log(0.01)) ** 2, (grid - np.log(9.0)) ** 2, -((grid - grid[3]) ** 2)]
-    values = np.array(rows)
-    found = calibration._vertices(grid, values, values.argmin(axis=1))
-    expected = np.append(np.exp(lowest), [0.1, 3.0, np.exp(grid[values[-1].argmin()])])
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-
-
 def test_not_every_class_need_occur_and_only_evaluated_taus_are_told():
     logits, target, prior = drawn_by_softmax(500)
     rows = target < 3
@@ -252,27 +239,6 @@ def test_the_weights_are_those_of_slow_loops(classes, counted):
         assert found.sum() == pytest.approx(1.0)
 
 
-def test_few_examples_are_weighed_where_classes_are_far_apart_alone():
-    prior, target = ClassPrior.from_counts([100, 90, 80]), np.array([0, 1, 2, 2])
-    np.testing.assert_allclose(in_training_mix(target, prior, None)[0], 0.25)
-    prior = ClassPrior.from_probs([0.99, 0.01])
-    for held in [(100, 9), (9, 9), (9, 100), (40, 1)]:
-        target = np.repeat([0, 1], held)
-        found, _ = in_training_mix(target, prior, None)
-        np.testing.assert_allclose(np.bincount(target, weights=found), prior.probs)
-
-
-@pytest.mark.parametrize("criterion", NAMES)
-def test_what_hardly_varies_is_no_error(criterion):
-    target = np.arange(30) % 3
-    for logits in (np.zeros((30, 3)), 300.0 * np.eye(3)[target]):
-        result = tune_tau(logits, target, THREE, criterion=criterion)
-        assert np.isfinite(result.standard_error)
-    result = tune_tau(0.005 * exact_model(target, THREE), target, THREE, criterion=criterion)
-    assert result.tau == pytest.approx(0.04)
-    assert result.at_bound
-
-
 # --- temperature --------------------------------------------------------------------------
 
 
@@ -317,11 +283,7 @@ def test_the_temperature_of_the_law_is_found_and_is_a_tau():
     [
         (np.eye(3) * 5 - 1, [0, 1, 2], "every example is predicted right, so the log-loss falls"),
         (-np.eye(3) * 5 - 1, [0, 1, 2], "the logits predict the labels no better than chance"),
-        # As often wrong as right by as much; and all alike, so that no example is wrong.
-        (np.array([[1.0, -1.0]] * 2), [0, 1], "the logits predict the labels no better than"),
-        (np.zeros((4, 2)), [0, 1, 0, 0], "the logits predict the labels no better than chance"),
         (np.full((2, 2), np.nan), [0, 1], "`logits` must be finite, but row 0"),
-        (np.eye(2), [0, 2], "`target` must lie in 0 .. 1, but 2 occurs"),
         (np.eye(2), [0, 1], "these look like probabilities; take their logarithm"),
     ],
 )

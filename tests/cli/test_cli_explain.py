@@ -71,9 +71,6 @@ def test_a_composed_method_is_explained_by_its_parts(cli):
         ("ldam+drv", "there is no part 'drv'; did you mean drw?"),
         ("drw+ldam", "'drw' comes on top of a loss, which stands first, such as softmax+drw"),
         ("softmax+ldam", "a method has one loss, but 'softmax' and 'ldam' are two"),
-        ("balanced+over-sampling", "both correct for class frequencies"),
-        ("posthoc-logit-adjusted+drw", "a post-hoc method is not trained"),
-        ("ldam+", "there is no part ''"),
     ],
 )
 def test_what_does_not_go_together_is_said_in_one_line(cli, method, message):
@@ -81,24 +78,6 @@ def test_what_does_not_go_together_is_said_in_one_line(cli, method, message):
     assert (result.code, result.out) == (2, "")
     assert message in result.err
     assert result.err.count("\n") == 1
-
-
-def test_the_shell_completes_each_part():
-    assert explain._complete("logit-adjusted+") == [
-        f"logit-adjusted+{name}"
-        for name in ("drw", "label-smoothing", "over-sampling", "sqrt-sampling", "under-sampling")
-    ]
-    assert explain._complete("ldam+l") == ["ldam+label-smoothing"]
-    assert explain._complete("eq") == ["equalized", "equalized-threshold"]
-
-
-def test_the_pages_of_an_installed_package_come_first(cli, monkeypatch, tmp_path):
-    package = tmp_path / "longtail"
-    (package / "_pages").mkdir(parents=True)
-    (package / "_pages" / "one.md").write_text("# One\n\nThe first.\n")
-    monkeypatch.setattr(explain, "__file__", str(package / "cli" / "explain.py"))
-    assert list(explain.pages()) == ["one"]
-    assert "One" in cli("explain", "one").out
 
 
 def test_a_wheel_ships_the_pages():

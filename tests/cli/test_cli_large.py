@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -88,25 +87,6 @@ def test_from_a_list_to_a_report(cli, published, name):
     assert json.loads(again.out)["runs"][0]["examples"] == HELD * len(COUNTS)
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_what_is_printed_finds_the_images_again(cli, published, named):
-    """Lists by name and of one's own, apart from their images."""
-    published("places-lt")
-    WRITE["places-lt"](Path("disk"))
-    Path("lists").mkdir()
-    for file in Path("disk").glob("*.txt"):
-        shutil.move(file, "lists")
-    dataset = ("places-lt", "--data-dir", "lists") if named else ("lists",)
-    words = ("--root", "disk", "--recipe", "imagenet-lt", "--method", "softmax", "--no-evaluate")
-    trained = cli("train", "--dataset", *dataset, *words, *SMALL, *HERE)
-    assert trained.code == 0, trained.err
-    command = shlex.split(trained.out.splitlines()[-1].partition(": longtail ")[2])
-    where = dataset[1:] if named else ("--dataset", *dataset)
-    assert command[2:] == [*where, "--root", "disk"]
-    judged = cli(*command, *HERE)
-    assert judged.code == 0, judged.err
-
-
 def test_the_place_of_lists_and_of_their_images_is_asked_for(cli, places):
     assert train(cli, "--no-evaluate").code == 0
     refused = cli("evaluate", "runs", *HERE)
@@ -167,8 +147,6 @@ def test_errors_without_logits(cli, places, monkeypatch, classifier):
     logits, target, _ = Run.open(run.folder).logits("test")
     assert entry["balanced_error"] == metrics.balanced_error(target, logits)
     assert entry["examples"] == 6
-    for other in ("--force", "--ensemble", "--split=held-out"):
-        assert cli(*words, "--errors-only", other).code == 2
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(cli, places, monkeypatch):
@@ -226,9 +204,7 @@ def test_a_folder_of_classes_is_streamed_if_the_recipe_crops(cli):
     ("words", "message"),
     [
         (("--ratio", 10), "--ratio does nothing here: the images of this data set stay on disk"),
-        (("--together", 4), "--together does nothing here"),
         (("--set", "crop_padding=4"), "`crop_padding` belongs to images of one size"),
-        (("--micro-batch", 0), "invalid value for '--micro-batch'"),
     ],
 )
 def test_options_that_do_not_fit(cli, places, words, message):
@@ -238,27 +214,11 @@ def test_options_that_do_not_fit(cli, places, words, message):
     assert not Path("runs").exists()
 
 
-def test_options_of_disks_do_not_fit_images_in_memory(cli):
-    for option in (("--micro-batch", 8), ("--workers", 2), ("--compile",), ("--root", ".")):
-        result = cli("train", "--dataset", "digits-lt", "--method", "softmax", *option)
-        assert result.code == 2
-        assert f"{option[0]} does nothing here: the images of this data set are read" in result.err
-    words = ("--dataset", "digits-lt", "--method", "softmax", "--set", "epochs=1")
-    assert cli("train", *words, "--device", "cpu", "--no-evaluate").code == 0
-    for option in (("--workers", 2), ("--root", ".")):
-        result = cli("evaluate", "runs", "--device", "cpu", *option)
-        assert (result.code, result.out) == (1, "")
-        assert f"{option[0]} is for images on disk" in result.err
-
-
 def test_no_recipe_is_taken_for_lists_of_ones_own(cli, places):
     words = ("train", "--dataset", "spots", "--method", "softmax", *HERE)
     result = cli(*words)
     assert result.code == 1
     assert "no recipe is settled for 'spots'" in result.err
-    result = cli(*words, "--recipe", "tuned")
-    assert result.code == 1
-    assert "photographs on disk need an `image_size`" in result.err
 
 
 def test_the_module_is_the_command(fresh):

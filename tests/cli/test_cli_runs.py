@@ -1,11 +1,10 @@
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from longtail.runs import Run, find_runs
+from longtail.runs import find_runs
 from run_factory import make_run, make_spec, make_writer
 
 RUNS = Path("runs")
@@ -89,26 +88,11 @@ def test_packing_and_unpacking(cli):
     assert cli("runs", "unpack", "a.tar.gz", "--root", "copy", "--force", "--json").code == 0
 
 
-def test_packing_options(cli):
-    run = make_run(RUNS)
-    result = cli(
-        "runs", "pack", run.folder, "-o", "a.tgz", "--weights", "--full-precision", "--json"
-    )
-    document = json.loads(result.out)
-    assert document["runs"] == [run.folder.as_posix()]
-    assert document["bytes"] == os.path.getsize("a.tgz")
-    cli("runs", "unpack", "a.tgz", "--root", "copy")
-    copy = Run.open(Path("copy") / run.name)
-    assert copy.has_model
-    assert copy.record["splits"]["test"]["dtype"] == "float32"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["runs/digits-lt/X", "--out", "a.tgz"], "half written: its training did not finish"),
         (["runs", "--out", "a.tgz"], "none of the 1 runs there is finished"),
-        (["nowhere", "--out", "a.tgz"], "there is no folder nowhere"),
     ],
 )
 def test_what_can_not_be_packed(cli, arguments, message):

