@@ -238,20 +238,6 @@ def test_shards_add_up(seed, parts):
         assert getattr(sum(pieces), name) == pytest.approx(getattr(whole, name)), name
 
 
-def test_results_of_different_problems_do_not_add():
-    two, three = (
-        metrics.per_class_error([0, 1], [0, 1]),
-        metrics.per_class_error([0, 1, 2], [0] * 3),
-    )
-    with pytest.raises(InputError, match="only results of the same classes"):
-        two + three
-    coarse, fine = (score("reliability")([0, 1], np.eye(2) * 2, bins=b) for b in (5, 10))
-    with pytest.raises(InputError, match="differ in `edges`"):
-        coarse + fine
-    with pytest.raises(TypeError):
-        two + coarse
-
-
 def test_chunks_of_a_memory_map_change_nothing(tmp_path, monkeypatch):
     target, logits = problem(11, examples=101, classes=7)
     np.save(tmp_path / "logits.npy", logits.astype(np.float32))

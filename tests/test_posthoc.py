@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -70,18 +69,6 @@ def test_adjust_logits_is_equation_9(tau, q, costs):
     if q is not BY_ROW:
         vector = adjustment(PRIOR, tau=tau, target_prior=q, costs=costs)
         np.testing.assert_array_equal(got, logits + vector)
-
-
-def test_rows_of_one_target_prior_are_that_prior_and_each_row_is_its_own():
-    logits, rows = random_logits((2, 4, 3)), np.tile(TARGET.probs, (2, 4, 1))
-    one = adjust_logits(logits, PRIOR, tau=1.5, target_prior=TARGET)
-    np.testing.assert_allclose(adjust_logits(logits, PRIOR, tau=1.5, target_prior=7 * rows), one)
-    mixed = adjust_logits(random_logits(), PRIOR, target_prior=BY_ROW.tolist())
-    for i in range(5):
-        alone = adjust_logits(
-            random_logits()[i], PRIOR, target_prior=ClassPrior.from_weights(BY_ROW[i])
-        )
-        np.testing.assert_allclose(mixed[i], alone)
 
 
 def test_target_priors_by_row_may_be_traced():
@@ -266,17 +253,6 @@ def test_probabilities_are_refused(caller, probs):
     message = r"every row of `logits` lies in .0, 1.*longtail.posthoc.log_probs\(probs\)"
     with pytest.raises(InputError, match=message):
         TAKE_LOGITS[caller](probs)
-
-
-@pytest.mark.parametrize("caller", TAKE_LOGITS)
-@pytest.mark.parametrize("row", [PROBS[0], torch.tensor(PROBS[:1])], ids=str)
-def test_one_row_like_probabilities_may_be_chance(caller, row):
-    with pytest.warns(UserWarning, match="the row of `logits`.*logarithm") as caught:
-        result = TAKE_LOGITS[caller](row)
-    assert caught[0].filename == __file__
-    row = np.asarray(row)
-    wanted = row - PRIOR.log_probs if caller == "adjust_logits" else row / 2
-    np.testing.assert_allclose(result, wanted)
 
 
 @pytest.mark.parametrize("caller", TAKE_LOGITS)
@@ -479,26 +455,3 @@ def test_what_favours_rare_classes_already_is_seen(model, said):
     assert said in adjusted_twice(model, PRIOR)
     assert adjusted_twice(model, PRIOR, tau=0.4) is None
     assert adjusted_twice(model, ClassPrior.uniform(3)) is None
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        LogisticRegression(),
-        CalibratedClassifierCV(WEIGHTED, cv=2),  # learns the frequencies again
-        LogisticRegression(class_weight={0: 1.0, 1: 1.0}),  # the third weighs 1, too
-        GaussianNB(priors=[0.89, 0.1, 0.01]),
-    ],
-)
-def test_what_favours_nothing_is_left_alone(model):
-    assert adjusted_twice(model.fit(X, Y) if hasattr(model, "fit") else model, PRIOR) is None
-
-
-@pytest.mark.parametrize(
-    ("weight", "rare", "twice"),
-    [(9.0, 1, True), (9.0, 0, False), (0.1, 0, True), (1, 1, False), (None, 1, False)],
-)
-def test_a_weight_of_positives_counts_where_they_are_rare(weight, rare, twice):
-    prior = ClassPrior.from_counts([10, 90] if rare == 0 else [90, 10])
-    found = adjusted_twice(Settings(scale_pos_weight=weight), prior)
-    assert (found is not None) == twice

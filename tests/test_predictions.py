@@ -12,7 +12,7 @@ from scipy.special import softmax as _softmax
 
 from longtail import ClassPrior, InputError, adjust_logits
 from longtail.predictions import adjust_predictions, from_arrays, open_predictions, tau_intervals
-from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers
+from longtail.predictions.labels import LabelEncoder, read_numbers
 from longtail.predictions.passes import learnt_prior
 from longtail.tuning import TauIntervals
 
@@ -244,19 +244,6 @@ def test_numbers_per_class_by_position_or_name(folder, name, content, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("lines.txt", "polar bear\ncat\n\n", ["polar bear", "cat"]),
-        ("table.csv", "file,label\na.jpg,cat\nb.jpg,dog\n", ["cat", "dog"]),
-        ("numbers.csv", "1\n0\n", ["1", "0"]),
-    ],
-)
-def test_label_files(folder, name, content, expected):
-    (folder / name).write_text(content)
-    assert read_labels(folder / name, ("cat", "dog", "polar bear")).tolist() == expected
-
-
-@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         (None, "9,1", "--counts has 2 numbers but there are 3 columns of scores"),
@@ -393,16 +380,6 @@ def test_nothing_is_replaced_unless_told(folder, scores):
     ):
         with pytest.raises(InputError, match=message):
             result.write(path, force=True)
-
-
-def test_other_scores_of_the_same_classes_are_left_out(folder):
-    Path("p.csv").write_text("logit_a,logit_b,prob_a,prob_b,prob_rain\n1,2,.3,.7,.5\n")
-    found = open_predictions("p.csv", kind="logits")
-    assert found.left_out == ("prob_a", "prob_b")
-    prior = ClassPrior.from_counts([9, 1])
-    adjust_predictions(found, prior, tau=1.0).write("out.csv")
-    header = Path("out.csv").read_text().splitlines()[0]
-    assert header == "logit_a,logit_b,prob_rain,predicted,adjusted_tau"
 
 
 def test_bad_values_name_their_row(folder, monkeypatch, scores):

@@ -109,24 +109,6 @@ def test_parameters_of_fit_reach_the_estimator_without_metadata_routing(kind):
         kind(LogisticRegression()).fit(X, y, no_such=1)
 
 
-@pytest.mark.parametrize("kind", BOTH)
-def test_weights_of_a_pipelines_last_step_reach_the_prior(kind):
-    X, y = rows()
-    weight = np.array([0.5, 1.0, 20.0])[y]
-    inner = make_pipeline(StandardScaler(), LogisticRegression())
-    model = kind(inner).fit(X, y, logisticregression__sample_weight=weight)
-    np.testing.assert_allclose(model.prior_.probs, np.bincount(y, weights=weight) / weight.sum())
-
-
-def test_raw_counts_are_understood_as_a_prior():
-    pandas = pytest.importorskip("pandas")
-    X, y = rows()
-    names = pandas.Series(np.array(["cat", "ant", "bee"])[y])
-    for prior in (names.value_counts(), names.value_counts(normalize=True), [40, 12, 120]):
-        model = LogitAdjustedClassifier(LogisticRegression(), prior=prior).fit(X, names)
-        np.testing.assert_allclose(model.prior_.probs, np.array([40, 12, 120]) / 172)
-
-
 # ------------------------------------------------------------------ another rule, not fitted again
 
 

@@ -596,14 +596,6 @@ def test_equally_near_classes_share(sizes, examples, expected):
 # --- reports ------------------------------------------------------------------------------
 
 
-def test_every_tau_may_be_as_good_for_these_examples():
-    prior = ClassPrior.from_counts([9, 1])
-    result = tune_tau(np.array([[90.0, 0.0], [0.0, 90.0]]), [0, 1], prior)
-    assert result.interval == (0.0, 4.0)
-    assert result.confidence == (0.0, 4.0)  # though resampling finds the middle every time
-    assert "every tau within the bounds (0.0, 4.0) is equally good" in str(result)
-
-
 def test_a_best_tau_at_the_bounds_says_so_unless_it_is_zero():
     logits, target = two_classes([1.0], [-1.0])  # right together from −1 to 1
     for bounds, touched in (((0.0, 4.0), False), ((0.2, 4.0), True), ((0.0, 0.5), True)):

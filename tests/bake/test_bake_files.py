@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -115,21 +114,6 @@ def test_in_place_with_force(tmp_path):
     unbake(path, out=path, force=True)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
-
-
-@pytest.mark.filterwarnings("ignore:.*had no bias")
-def test_which_layer(tmp_path):
-    path, out = tmp_path / "m.safetensors", tmp_path / "b.safetensors"
-
-    def baked(tensors, **settings):
-        save_numpy(tensors, path)
-        return bake_record(bake_logit_adjustment(path, PRIOR, out=out, force=True, **settings))
-
-    heads = {f"{name}.weight": np.ones((3, 4)) for name in "ab"}
-    with pytest.raises(InputError, match="which layer is the last can't be told"):
-        baked(heads)
-    assert baked(heads, layer=["a", "b"]).where == "a, b"
-    assert unbake(out, out=tmp_path / "back.safetensors").read_bytes() == path.read_bytes()
 
 
 def text(folder, content=b"once upon a time", name="x.safetensors"):

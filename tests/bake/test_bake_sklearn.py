@@ -126,12 +126,6 @@ def test_weight_normalization(bias_mode):
     }[bias_mode]
     np.testing.assert_allclose(baked.decision_function(NEW), wanted, atol=1e-10)
     assert state(unbake(baked)) == state(model)
-    sparse = LogisticRegression().fit(X, Y).sparsify()
-    with pytest.raises(InputError, match="coefficients are sparse; call densify"):
-        bake_weight_normalization(sparse)
-    np.testing.assert_allclose(
-        bake_logit_adjustment(sparse, PRIOR).intercept_, model.intercept_ - LOG_PI
-    )
 
 
 @pytest.mark.parametrize(

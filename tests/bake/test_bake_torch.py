@@ -76,10 +76,6 @@ def test_one_output_for_two_classes():
     prior, model = ClassPrior.from_counts([900, 100]), nn.Sequential(nn.Linear(4, 1))
     baked = bake_logit_adjustment(model, prior)
     np.testing.assert_allclose((baked[0].bias - model[0].bias).detach(), np.log(9), rtol=1e-6)
-    both = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))
-    with pytest.raises(InputError, match="which layer is the last can't be told"):
-        bake_logit_adjustment(both, prior)
-    bake_logit_adjustment(both, prior, layer="2")
     with pytest.raises(InputError, match="1 output; give one number per output"):
         bake_weight_normalization(model, layer="0")
 
@@ -184,30 +180,6 @@ def test_inputs_check_the_whole_module(answer, form):
         bake_logit_adjustment(wrong, PRIOR, inputs=x)
     with pytest.raises(InputError, match="decides no output of the model that has one number per"):
         bake_logit_adjustment(Tempered(1.0, lambda f: f[0]), PRIOR, inputs=x)
-
-
-class Scaled(nn.Module):
-    def __init__(self, end):
-        super().__init__()
-        self.body, self.end = network(), end
-
-    def forward(self, x):
-        return self.end * self.body(x) if isinstance(self.end, torch.Tensor) else self.end(x)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        nn.Sequential(network(), nn.LayerNorm(5)),
-        Scaled(nn.Parameter(torch.tensor(4.0))),
-    ],
-    ids=["layer norm", "scale"],
-)
-def test_norms_and_scales_behind_the_layer_need_inputs(model):
-    with pytest.raises(InputError, match=r"may not be the last step.* pass inputs="):
-        bake_logit_adjustment(model, PRIOR)
-    with pytest.raises(InputError, match="does not give the adjusted logits"):
-        bake_logit_adjustment(model, PRIOR, inputs=torch.randn(30, 20))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -38,13 +38,6 @@ def one_line(result, *words):
     return True
 
 
-def test_no_arguments_show_the_help(cli):
-    result = cli()
-    assert result.code == 2
-    assert "Usage: longtail" in result.err + result.out
-    assert "Examples:" in result.err + result.out
-
-
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
 def test_help_fits_80_columns_and_shows_examples(cli, path):
     result = cli(*path, "--help")
@@ -171,38 +164,6 @@ def test_warnings_and_log_messages_are_one_line_on_stderr(fresh):
 
 
 # Progress.
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self):
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(_console, "time", clock)
-    return clock
-
-
-def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, clock):
-    with _console.progress("training", every=5) as progress:
-        for step in range(41):
-            clock.now = 100 + step / 2
-            progress(step, 40, f"loss {step}")
-        clock.now += 5
-        progress(1, 0, "")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines() == [
-        "training: 4 of 40 (10%)  loss 4",
-        "training: 14 of 40 (35%), 13 s left  loss 14",
-        "training: 24 of 40 (60%), 8.0 s left  loss 24",
-        "training: 34 of 40 (85%), 3.0 s left  loss 34",
-        "training: 1",
-    ]
 
 
 # The world outside.

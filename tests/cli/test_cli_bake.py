@@ -161,13 +161,6 @@ def test_a_run_with_another_head_is_refused(cli, tmp_path):
     assert "has a cosine head, which takes no bias; export the model to ONNX" in result.err
 
 
-def test_a_run_without_weights(cli, tmp_path):
-    run = make_writer(tmp_path / "runs").finish()
-    result = cli("bake", run.folder, "-o", "b.safetensors")
-    assert result.code == 1
-    assert "has no model.safetensors" in result.err
-
-
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -212,11 +205,3 @@ def test_several_heads_and_a_folder(cli):
     assert cli("bake", "baked", "--undo", "-o", "back").code == 0
     for name in ("config.json", "model.safetensors"):
         assert Path("back", name).read_bytes() == Path("two", name).read_bytes()
-
-
-def test_twice_and_force(cli, files):
-    assert cli("bake", "m.onnx", *COUNTS, "-o", "m.onnx", "--force").code == 0
-    again = cli("bake", "m.onnx", *COUNTS, "-o", "b.onnx")
-    assert again.code == 1
-    assert "m.onnx is baked already: logit adjustment with tau = 1" in again.err
-    assert "(on the command line: --undo)" in again.err

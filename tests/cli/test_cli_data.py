@@ -67,18 +67,6 @@ def test_describe_a_file_of_class_sizes(cli):
     assert "holds class sizes and no images" in result.err
 
 
-def test_the_figure_is_written(cli):
-    pytest.importorskip("matplotlib")
-    result = cli("data", "describe", "digits-lt", "--figure", "figure")
-    assert result.code == 0
-    assert result.out.endswith("Written: figure.svg, figure.png\n")
-    assert Path("figure.png").read_bytes().startswith(b"\x89PNG")
-    again = cli("data", "describe", "digits-lt", "--figure", "figure.png")
-    assert again.code == 1
-    assert "figure.svg exists; pass --force" in again.err
-    assert cli("data", "describe", "digits-lt", "--figure", "figure.svg", "--force").code == 0
-
-
 def test_freeze_and_use_the_file_by_path_and_by_name(cli, cifar):
     options = ("--data-dir", cifar, "--ratio", 4)
     Path("travel").mkdir()
@@ -100,19 +88,6 @@ def test_freeze_and_use_the_file_by_path_and_by_name(cli, cifar):
     frozen = load("travel/a.parquet").train
     assert frozen.images[0].tobytes() in {image.tobytes() for image in images[labels == 0]}
     assert np.array_equal(np.sort(frozen.labels), frozen.labels)
-
-
-def test_describe_shows_the_development_set(cli):
-    dev = load("digits-lt").dev
-    result = cli("data", "describe", "digits-lt")
-    text = words_of(result.out)
-    each = f"{dev.counts.min()} to {dev.counts.max()} a class"
-    assert f"development {len(dev)} images, {each}, left out of training\n" in text
-    assert f" {dev.fingerprint[:16]} (development)\n" in text
-    assert max(map(len, result.out.splitlines())) <= 80
-    assert cli("data", "freeze", "digits-lt", "-o", "d.parquet", "--dev", "4").code == 0
-    text = words_of(cli("data", "describe", "d.parquet").out)
-    assert "development 40 images, 4 a class, left out of training\n" in text
 
 
 def test_describe_reads_the_lists_of_what_stays_on_disk(cli):

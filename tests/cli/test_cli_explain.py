@@ -78,11 +78,3 @@ def test_what_does_not_go_together_is_said_in_one_line(cli, method, message):
     assert (result.code, result.out) == (2, "")
     assert message in result.err
     assert result.err.count("\n") == 1
-
-
-def test_a_wheel_ships_the_pages():
-    import tomllib
-
-    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())
-    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert included == {"docs/methods": "longtail/_pages"}

@@ -87,14 +87,6 @@ def test_from_a_list_to_a_report(cli, published, name):
     assert json.loads(again.out)["runs"][0]["examples"] == HELD * len(COUNTS)
 
 
-def test_the_place_of_lists_and_of_their_images_is_asked_for(cli, places):
-    assert train(cli, "--no-evaluate").code == 0
-    refused = cli("evaluate", "runs", *HERE)
-    assert (refused.code, refused.out) == (1, "")
-    assert "trained on 'spots', lists or class folders of images on disk; say where" in refused.err
-    assert "--dataset PATH, and with --root FOLDER what the lists' paths start from" in refused.err
-
-
 @pytest.fixture
 def places(cli):
     return write_large(Path("spots"), "places-lt", counts=(12, 6, 4), held=2)
@@ -212,13 +204,6 @@ def test_options_that_do_not_fit(cli, places, words, message):
     assert result.code in (1, 2)
     assert message in result.err
     assert not Path("runs").exists()
-
-
-def test_no_recipe_is_taken_for_lists_of_ones_own(cli, places):
-    words = ("train", "--dataset", "spots", "--method", "softmax", *HERE)
-    result = cli(*words)
-    assert result.code == 1
-    assert "no recipe is settled for 'spots'" in result.err
 
 
 def test_the_module_is_the_command(fresh):

@@ -28,24 +28,6 @@ def test_the_list_shows_each_run_and_its_state(cli):
     assert "run.json was edited after it was written" in result.err
 
 
-def test_one_run_in_full(cli):
-    run = make_run(RUNS)
-    result = cli("runs", "show", run.folder)
-    assert result.code == 0
-    text = re.sub(r" +", " ", result.out)
-    for words in (
-        "status finished; 3 files verified",
-        "data set digits-lt (profile=exp, imbalance_ratio=50.0, seed=0, held_out=0.2)",
-        "trained on 100 examples of 3 classes, imbalance ratio 90",
-        "method logit-adjusted (tau=1.0)",
-        "model mlp (hidden=[32, 16])",
-        "overrides epochs=3",
-        "trained in 2.5 s on cpu",
-    ):
-        assert words in text
-    assert max(map(len, result.out.splitlines())) <= 80
-
-
 def test_the_shown_error_is_the_balanced_error(cli):
     import numpy as np
 

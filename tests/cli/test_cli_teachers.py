@@ -51,22 +51,6 @@ def test_a_student_names_its_teachers_and_is_judged(teachers, cli):
     assert len(find_runs("runs")) == 2  # other teachers, another run
 
 
-def test_several_teachers_may_follow_one_another(teachers, cli):
-    """As a shell writes them in the place of a pattern: `--teachers teachers/digits-lt/*`."""
-    several = sorted(teachers.glob("digits-lt/*"))
-    assert len(several) == 3
-    result = cli(*STUDENT, "--teachers", *several, "--out", "runs")
-    assert result.code == 0, result.err
-    (run,) = find_runs("runs")
-    assert len(run.spec.settings["teachers"]) == 2
-    assert all(f"--teachers {one}" in run.record["command"] for one in several)
-    same = cli(*STUDENT, "--teachers", teachers, "--out", "runs")
-    assert "Nothing to train: 1 run finished already" in same.err
-    stray = cli(*STUDENT, several[0], "--out", "runs")
-    assert stray.code == 2
-    assert f"got unexpected argument(s) {several[0]}; runs stand after --teachers" in stray.err
-
-
 def test_an_interrupted_student_is_resumed(teachers, cli, monkeypatch):
     words = (*TRAIN, "--set", "epochs=3", *LISTENING, "--teachers", teachers, "--out", "runs")
     real = engine.train_cohort

@@ -183,14 +183,6 @@ def test_a_run_that_needs_no_adjustment_warns(cli, problem, command, method, twi
         assert "adjust_logits" not in result.err
 
 
-def test_nothing_is_adjusted_twice_by_norms_the_learnt_prior_or_a_small_tau(cli, problem):
-    folder = in_need_of_nothing("logit-adjusted", problem)
-    assert cli("tune", folder, "--method", "weight-normalization").err == ""
-    assert cli("adjust", folder, "--effective-prior").err == ""
-    for tau in (0, 0.1, -1):
-        assert cli("adjust", folder, "--tau", tau).err == ""
-
-
 @pytest.mark.parametrize("command", ["tune", "adjust"])
 def test_a_run_without_a_held_out_part_is_told_what_it_can_do(cli, problem, command):
     logits, target, prior = problem

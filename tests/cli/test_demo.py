@@ -68,28 +68,6 @@ def test_the_page_says_one_command_that_makes_it_again(tmp_path, capsys):
     assert main([*shlex.split(last)[1:], "--json"]) == 0
 
 
-@pytest.mark.slow
-def test_a_second_call_asks_for_force_and_then_prints_the_table(demo, capsys, monkeypatch):
-    from longtail.cli import main
-
-    _, folder = demo
-    assert main(["demo", "--out", str(folder)]) == 1
-    assert "exists; pass --force" in capsys.readouterr().err
-    monkeypatch.setenv("COLUMNS", "80")
-    (folder / "report.html").unlink()
-    assert main(["demo", "--out", str(folder)]) == 0  # the finished runs are used as they are
-    out = capsys.readouterr().out
-    assert "post-hoc logit adj." in out
-    note = "Weight norm. divides the whole logit, bias included (bias mode: scale)."
-    assert " ".join(out.split()).count(note) == 1
-    *lines, page, where, command = out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert page.strip() == str(folder / "report.html")
-    assert str(folder / "runs") in where
-    assert main(command.split()[1:]) == 0  # what is said to type next
-    assert "30 of 30 runs finished" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("missing", "extras"), [("plotly", "report"), ("torch", "torch,report")])
 def test_a_missing_extra_is_named_before_any_work(monkeypatch, tmp_path, capsys, missing, extras):
     import sys

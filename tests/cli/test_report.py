@@ -102,12 +102,6 @@ def test_runs_on_different_data(cli, folders):
     assert message.endswith("compare runs of one data set.")
 
 
-def test_a_split_that_was_not_evaluated(cli, folders):
-    message = refused(cli("report", *folders, "--split", "validation"))
-    assert "has no logits of the split 'validation' (there: test)" in message
-    assert "longtail evaluate" in message
-
-
 def test_a_missing_extra_is_named_before_anything_is_read(cli, monkeypatch):
     import sys
 

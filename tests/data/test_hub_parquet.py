@@ -58,18 +58,6 @@ def test_cifar_100s_fine_labels_are_taken_not_the_coarse_ones(tmp_path):
     assert read_hub_parquet(path).labels.tolist() == [7, 3]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"column": "picture"}, r"must have a column of images, img or image; .* are pict"),
-    ],
-)
-def test_a_file_without_the_columns_is_refused(tmp_path, change, message):
-    path = write_parquet(tmp_path / "a.parquet", pixels(2), [0, 1], **change)
-    with pytest.raises(InputError, match=message):
-        read_hub_parquet(path)
-
-
 def test_an_image_of_another_size_is_named(tmp_path):
     blobs = [encoded(image) for image in pixels(300)]
     blobs[290] = encoded(pixels(1, shape=(3, 32, 31))[0])

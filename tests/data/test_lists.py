@@ -165,18 +165,6 @@ def test_images_and_lists_may_be_apart(tmp_path, monkeypatch):
         load_listed(tmp_path / "lists", root=tmp_path / "gone")
 
 
-def test_what_is_not_there_is_said_by_name(tmp_path):
-    with pytest.raises(InputError, match=r"where the lists of places-lt are \(Places_LT_train"):
-        find_sources("places-lt")
-    with pytest.raises(InputError, match=r"no list of iNaturalist 2018 .* or train2018\.json and"):
-        find_sources("inaturalist", data_dir=tmp_path)
-    with pytest.raises(InputError, match="the data sets on disk are imagenet-lt, places-lt"):
-        find_sources("imagenet")
-    write_splits(tmp_path, train=["1.jpg"])
-    with pytest.raises(InputError, match=r"has no test set \(test\.txt\), which training needs"):
-        load_listed(tmp_path)
-
-
 def test_the_competition_file_is_joined_by_ids(tmp_path):
     entries = listed_entries([3, 1, 2], form="inaturalist")
     judged = listed_entries([1, 1, 1], form="inaturalist", split="test")

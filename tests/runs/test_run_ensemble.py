@@ -69,19 +69,6 @@ def test_one_folder_whatever_the_order_and_another_for_others(members, tmp_path)
     assert one.spec.settings["runs"] == tuple(sorted(run.name for run in members))
 
 
-def test_another_split_joins_the_first(tmp_path):
-    members = []
-    for seed in range(2):
-        writer = make_writer(tmp_path, make_spec(seed=seed))
-        for split in ("test", "dev"):
-            writer.write_logits(split, np.full((6, 3), seed + 1.0), TARGET, data=split * 8)
-        members.append(writer.finish())
-    ensemble(members, root=tmp_path)
-    together = ensemble(members, root=tmp_path, split="dev")
-    assert together.splits == ("test", "dev")
-    assert np.all(together.logits("dev").logits == 1.5)
-
-
 def test_logits_that_changed_since_are_noticed(members, tmp_path):
     first = ensemble(members, root=tmp_path)
     stamp = (first.folder / "logits-test.safetensors").stat().st_mtime_ns

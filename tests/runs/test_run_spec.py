@@ -110,13 +110,6 @@ def test_the_difference_names_each_value():
     assert make_spec().difference(make_spec()) == []
 
 
-def test_an_unknown_field_is_refused():
-    document = make_spec().to_json()
-    document["dataset"]["resolution"] = 64
-    with pytest.raises(InputError, match=r"`dataset` has unknown field\(s\) resolution; known are"):
-        RunSpec.from_json(document)
-
-
 def test_a_missing_field_is_refused_and_a_missing_default_filled():
     document = make_spec(seed=0).to_json()
     del document["seed"], document["dataset"]["held_out"]
