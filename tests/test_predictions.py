@@ -348,22 +348,6 @@ def test_bad_npz(folder, scores):
             read_through("p.npz")
 
 
-def test_bad_parquet(folder, scores):
-    logits, target = scores
-    columns = {f"logit_{n}": logits[:, k] for k, n in enumerate("abc")}
-    for changes, message in (
-        ({"label": pa.array([None, *"a" * 119])}, "p.parquet: row 0 has no label"),
-    ):
-        table = pa.table({**columns, "label": np.array(list("abc"))[target], **changes})
-        pq.write_table(table, "p.parquet")
-        with pytest.raises(InputError, match=message):
-            read_through("p.parquet")
-    ragged = pa.array([[1.0, 2.0, 3.0]] * 9 + [[1.0, 2.0]])
-    pq.write_table(pa.table({"logits": ragged, "target": range(10)}), "p.parquet")
-    with pytest.raises(InputError, match="row 9 has not 3 scores, as the first has"):
-        list(open_predictions("p.parquet").blocks(100))
-
-
 def test_nothing_is_replaced_unless_told(folder, scores):
     write_all(*scores)
     result = adjust_predictions(open_predictions("stored.npz"), PRIOR, tau=1.0)

@@ -8,7 +8,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
-from sklearn.model_selection import GridSearchCV, LeaveOneOut
+from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -20,7 +20,6 @@ from longtail.sklearn import (
     FixedTauOnMarginsWarning,
     LogitAdjustedClassifier,
     LogitAdjustedClassifierCV,
-    UnjudgedClassWarning,
 )
 
 
@@ -98,17 +97,6 @@ def test_a_frozen_estimator_and_balanced_labels_are_refused():
 
 
 # ------------------------------------------------------------------ classes too small to judge
-
-
-@pytest.mark.parametrize("cv", [5, LeaveOneOut()], ids=str)
-def test_a_class_of_one_example_cannot_be_judged(cv):
-    X, y = long_tailed(sizes=(30, 12, 1, 3))
-    names = np.array(["ant", "bee", "cat", "dog"])[y]
-    model = LogitAdjustedClassifierCV(LogisticRegression(), cv=cv)
-    with pytest.warns(UnjudgedClassWarning, match=r"class\(es\) 'cat' .*tau.*without") as caught:
-        model.fit(X, names)
-    ours = [one for one in caught if one.category is UnjudgedClassWarning]
-    assert [one.filename for one in ours] == [__file__]
 
 
 # ------------------------------------------------------------------ rare classes favoured twice

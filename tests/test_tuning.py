@@ -148,18 +148,6 @@ def test_weight_normalization_curve_is_brute_force_in_every_cell(problem, bias_m
     assert (result.method, result.bias_mode) == ("weight_normalization", bias_mode)
 
 
-def test_weight_normalization_by_sign_and_ties_of_zeros():
-    """Zero stays zero at every tau, so that which class is first decides; its norm does not."""
-    norms = [2.0, 3.0, 1.0, 5.0]  # by size: class 2, 0, 1, 3, which is no exchange of pairs
-    rows = list(itertools.product([-1.0, -0.5, 0.0, 1.0], repeat=4))
-    logits, target = np.repeat(rows, 4, axis=0), np.tile(np.arange(4), len(rows))
-    prior = ClassPrior.from_counts([4, 3, 2, 1])
-    parts = intervals(logits, target, prior, method="weight_normalization", norms=norms)
-    for tau in (-1.3, 0.0, 0.3, 1.1, 2.7):
-        expected = (logits / np.array(norms) ** tau).argmax(axis=1) == target
-        np.testing.assert_array_equal(parts.right_at(tau), expected)
-
-
 def test_tau_is_the_middle_of_the_best_cell_nearest_to_one():
     first = []  # among several best cells, whether the nearest comes first; few examples have some
     for seed, (examples, classes, shift) in itertools.product(
@@ -228,29 +216,6 @@ def test_where_no_tau_changes_anything_there_is_nothing_to_tune(options):
     # A curve may be asked for all the same.
     parts = intervals(logits, target, ClassPrior.uniform(5))
     assert tune_from_intervals(parts, n_bootstrap=0, select="minimum").interval == (0.0, 4.0)
-
-
-def test_class_order_is_a_matter_of_names():
-    logits, target, prior = long_tailed()
-    plain = minimum(logits, target, prior).curve
-    for order in (np.arange(5)[::-1], np.array([3, 0, 4, 1, 2])):
-        reordered = ClassPrior.from_counts(prior.counts[order])
-        other = minimum(logits[:, order], np.argsort(order)[target], reordered).curve
-        np.testing.assert_array_equal(other.breakpoints, plain.breakpoints)
-        np.testing.assert_allclose(other.values, plain.values, atol=1e-14)
-
-
-@pytest.mark.parametrize("examples", [3, 57, 3003])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_perfect_tau_has_no_error_at_all(examples, weighted):
-    """Thirds and sevenths don't add up to one in binary, but nothing is wrong."""
-    target = np.arange(examples) % 3
-    logits = 40 * np.eye(3)[target] + np.random.default_rng(0).normal(size=(examples, 3))
-    weight = np.random.default_rng(1).uniform(size=examples) if weighted else None
-    prior = ClassPrior.from_counts([900, 90, 10])
-    result = minimum(logits, target, prior, sample_weight=weight, costs=[1, 2, 4])
-    assert (result.error, result.error_at(0.0), result.curve.min_value) == (0.0, 0.0, 0.0)
-    assert minimum(-logits, target, prior).error_at(0.0) == 1.0
 
 
 # --- shards, weights, dtypes --------------------------------------------------------------

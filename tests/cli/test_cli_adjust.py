@@ -141,12 +141,6 @@ def test_a_page(cli, files):
     assert page.startswith("<!DOCTYPE html>") or "<!DOCTYPE html>" in page[:20_000]
     for text in ("Adjusted predictions of p.npz", "Most changed classes", "tau-knob", "before"):
         assert text in page
-    result = cli(*words)
-    assert (result.code, result.err) == (
-        1,
-        "longtail: error: page.html exists; pass --force to replace it.\n",
-    )
-    assert cli(*words, "--force").code == 0
 
 
 def test_classes_left_out_are_listed(cli, files):

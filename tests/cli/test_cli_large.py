@@ -185,25 +185,6 @@ def test_a_folder_of_classes_is_streamed_if_the_recipe_crops(cli):
     (run,) = find_runs(Path("runs"))
     assert run.spec.dataset == load_listed("flora").spec
     assert "class folder" not in result.err
-    write_photos(Path("flora"), ["train/lost.jpg"])  # it has no class, and changes nothing
-    again = cli("train", "--dataset", "flora", *words)
-    assert again.code == 0, again.err
-    assert "warning: left out, since in no class folder: flora/train/lost.jpg\n" in again.err
-    assert [found.name for found in find_runs(Path("runs"))] == [run.name]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--ratio", 10), "--ratio does nothing here: the images of this data set stay on disk"),
-        (("--set", "crop_padding=4"), "`crop_padding` belongs to images of one size"),
-    ],
-)
-def test_options_that_do_not_fit(cli, places, words, message):
-    result = train(cli, *words)
-    assert result.code in (1, 2)
-    assert message in result.err
-    assert not Path("runs").exists()
 
 
 def test_the_module_is_the_command(fresh):
