@@ -303,18 +303,6 @@ def test_few_examples_widen_the_interval_instead_of_closing_it():
     assert one.low < 0.2
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_standard_errors_are_right_for_the_smallest_classes(count):
-    rng = np.random.default_rng(count)
-    rates = rng.beta(2, 5, 200)
-    counts, share = np.full(200, count), np.full(200, 1 / 200)
-    found = [
-        estimate(rng.binomial(counts, rates), None, counts, share, level=0.95) for _ in range(1500)
-    ]
-    claimed = np.mean([one.standard_error**2 for one in found])
-    assert 0.93 <= claimed / np.var([one.value for one in found]) <= 1.25
-
-
 @pytest.mark.parametrize(
     ("classes", "most"),
     [

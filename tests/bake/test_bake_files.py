@@ -85,25 +85,6 @@ def test_weight_normalization(tmp_path, bias_mode):
     assert unbake(out, out=tmp_path / "c.safetensors").read_bytes() == path.read_bytes()
 
 
-def test_the_record_and_a_second_time(tmp_path):
-    out = bake_logit_adjustment(
-        saved(tmp_path, network()), PRIOR, tau=2, costs=[1, 1, 3], out=tmp_path / "b.safetensors"
-    )
-    np.testing.assert_allclose(
-        load_file(out)["2.bias"] - network()[2].bias.detach(),
-        -2 * (LOG_PI - np.log([1, 1, 3])),
-        rtol=1e-5,
-    )
-    record = bake_record(str(out))
-    assert str(record) == "logit adjustment with tau = 2"
-    assert (record.where, record.how) == ("2", "added to the bias of layer 2")
-    assert record.settings == {"prior": PRIOR.probs.tolist(), "costs": [1, 1, 3]}
-    with pytest.raises(InputError, match=r"b\.safetensors is baked already: logit adjustment"):
-        bake_logit_adjustment(out, PRIOR, out=tmp_path / "c.safetensors")
-    assert not (tmp_path / "c.safetensors").exists()
-    assert bake_record(tmp_path / "model.safetensors") is None
-
-
 def test_in_place_with_force(tmp_path):
     path = saved(tmp_path, network())
     before = path.read_bytes()

@@ -155,14 +155,6 @@ def test_classes_left_out_are_listed(cli, files):
     assert "Left out of all means, for lack of labelled examples: 2." in result.out
 
 
-def test_counts_in_another_order_are_suspected(cli, files):
-    result = cli("adjust", "p.npz", "--counts", "10,90,900")
-    assert result.code == 0
-    text = " ".join(result.out.split())
-    assert "ny adjustment makes it worse: are the counts in the order of the score columns" in text
-    assert "consider wider" not in text
-
-
 BAD = [
     (["p.csv", "--counts", "9,1"], "--counts has 2 numbers but there are 3 columns of scor"),
     (["p.npz", "--counts", "900,90,0"], "class(es) 2 have no training examples, so log π is inf"),
@@ -192,17 +184,3 @@ def test_bad_input_is_one_line(cli, files, words, message):
     assert message in result.err
     assert sorted(Path().iterdir()) == before
     assert Path("exists.npz").read_bytes() == b"mine"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--logits", "--probs"], "the scores are either --logits or --probs, not both"),
-        (["--split", "dev"], "--split is for run folders, and p.npz is a file"),
-    ],
-)
-def test_contradictions_are_wrong_usage(cli, files, words, message):
-    result = cli("adjust", "p.npz", "--counts", COUNTS, *words)
-    assert result.code == 2
-    assert message in result.err
-    assert result.err.count("\n") == 1

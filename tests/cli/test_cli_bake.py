@@ -180,25 +180,3 @@ def test_bad_input(cli, files, words, code, message):
     assert message in result.err
     assert len(result.err.splitlines()) == 1
     assert not list(Path().glob("b*"))
-
-
-def test_several_heads_and_a_folder(cli):
-    Path("two").mkdir()
-    heads = {f"{name}.{part}": np.ones((3, 4)[: 2 - k]) for name in "ab" for k, part in
-             enumerate(("weight", "bias"))}  # fmt: skip
-    save_file(heads, "two/model.safetensors")
-    Path("two/config.json").write_text('{"a": 1}')
-    result = cli("bake", "two", *COUNTS, "-o", "baked")
-    assert result.code == 1
-    assert "with layer=... (on the command line: --layer), or several" in result.err
-    result = cli("bake", "two", *COUNTS, "--layer", "a", "--layer", "b", "-o", "baked")
-    assert (result.code, result.err) == (0, "")
-    text = " ".join(result.out.split())
-    assert "added to the bias of layer a and added to the bias of layer b" in text
-    assert "`longtail bake baked --undo --out FOLDER` gives the original back." in text
-    for name in "ab":
-        shift = load_file("baked/model.safetensors")[f"{name}.bias"] - 1
-        np.testing.assert_allclose(shift, -LOG_PI)
-    assert cli("bake", "baked", "--undo", "-o", "back").code == 0
-    for name in ("config.json", "model.safetensors"):
-        assert Path("back", name).read_bytes() == Path("two", name).read_bytes()

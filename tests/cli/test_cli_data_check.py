@@ -79,24 +79,6 @@ def test_all_problems_go_to_a_file(cli):
     assert "problems.txt exists; pass --force" in again.err
 
 
-def test_data_read_as_a_whole_is_checked_by_reading(cli):
-    result = cli("data", "check", "digits-lt")
-    assert result.code == 0
-    first, second = result.out.splitlines()
-    assert first == "digits-lt: 314 training, 600 test images, 10 classes"
-    assert second.startswith("No problems (every image decoded, ")
-    document = json.loads(cli("data", "check", "digits-lt", "--json").out)
-    assert (document["ok"], document["images"]) == (True, {"train": 314, "test": 600})
-    assert cli("data", "freeze", "digits-lt", "--out", "d.parquet").code == 0
-    assert cli("data", "check", "d.parquet").code == 0
-    damaged = bytearray(Path("d.parquet").read_bytes())
-    damaged[-20] ^= 1
-    Path("d.parquet").write_bytes(damaged)
-    result = cli("data", "check", "d.parquet")
-    assert result.code == 1
-    assert result.err.startswith("longtail: error: ")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

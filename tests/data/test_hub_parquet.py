@@ -27,16 +27,6 @@ def test_images_labels_and_names_come_back(tmp_path, kind, label):
     assert steps == [(256, 600, "images"), (512, 600, "images"), (600, 600, "images")]
 
 
-def test_formats_may_be_mixed_and_parts_follow_one_another(tmp_path):
-    images = pixels(4)
-    blobs = [encoded(images[0]), encoded(images[1], "WEBP"), encoded(images[2], "BMP")]
-    one = write_parquet(tmp_path / "a.parquet", blobs, [0, 1, 2], names=NAMES)
-    two = write_parquet(tmp_path / "b.parquet", images[3:], [1], names=NAMES)
-    found = read_hub_parquet([one, two])
-    np.testing.assert_array_equal(found.images, images)
-    assert found.labels.tolist() == [0, 1, 2, 1]
-
-
 def test_grey_images_have_one_channel_unless_some_have_colour(tmp_path):
     grey = pixels(3, shape=(1, 5, 4))
     path = write_parquet(tmp_path / "a.parquet", grey, [0, 1, 0], column="image")
