@@ -137,9 +137,5 @@ EVERY_DATA_SET = (
         ),
     ],
 )
-def test_what_is_wrong_is_one_line(cli, arguments, code, message):
-    result = cli("data", *arguments)
-    assert result.code == code
-    assert result.out == ""
-    assert re.fullmatch(r"longtail: error: [^\n]+\n", result.err)
-    assert message in result.err
+def test_what_is_wrong_is_one_line(refused, arguments, code, message):
+    assert message in refused("data", *arguments, code=code)

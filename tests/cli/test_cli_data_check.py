@@ -80,20 +80,17 @@ def test_all_problems_go_to_a_file(cli):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "message"),
     [
-        (["mnist"], 1, "there is no data set, file or folder 'mnist'"),
-        (["imagenet-lt"], 1, "where the lists of imagenet-lt are (ImageNet_LT_train.txt and"),
-        (["."], 1, "has neither lists (train.txt and test.txt"),
-        (["set", "--root", "."], 1, "--root"),
+        (["mnist"], "there is no data set, file or folder 'mnist'"),
+        (["imagenet-lt"], "where the lists of imagenet-lt are (ImageNet_LT_train.txt and"),
+        (["."], "has neither lists (train.txt and test.txt"),
+        (["set", "--root", "."], "--root"),
     ],
 )
-def test_bad_input(cli, arguments, code, message):
+def test_bad_input(refused, arguments, message):
     write_photos(Path("set"), ["train/a/1.jpg", "test/a/2.jpg"])
-    result = cli("data", "check", *arguments)
-    assert (result.code, result.out) == (code, "")
-    assert message in result.err
-    assert len(result.err.splitlines()) == 1
+    assert message in refused("data", "check", *arguments)
 
 
 # What is no problem, but good to know.
@@ -111,7 +108,7 @@ def test_what_only_recipes_that_crop_can_take_is_told(cli):
     assert as_json(cli)["sizes"] == [[6, 5], [9, 9]]
     assert "must be 6 x 5" in cli("data", "describe", "set").err
     Image.new("RGBA", (5, 6)).save("set/test/b/1.png")
-    assert "set/test/b/1.png has transparency: training needs" in checked(cli)
+    assert "set/test/b/1.png has transparency" in checked(cli)
 
 
 def test_absent_classes_and_turned_images_are_told_of(cli):

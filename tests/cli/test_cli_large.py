@@ -162,19 +162,6 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(cli, places, monkeypatch)
     assert [line["epoch"] for line in Run.open(folder).log()] == [1, 2, 3]
 
 
-def test_a_damaged_image_stops_or_is_counted(cli, places):
-    file = sorted(Path("spots/train").rglob("*.jpg"))[2]
-    file.write_bytes(file.read_bytes()[:300])
-    stopped = train(cli)
-    assert stopped.code == 1
-    assert f"error: {file} can't be decoded" in stopped.err
-    skipped = train(cli, "--on-error", "skip")
-    assert skipped.code == 0
-    assert f"warning: {file} can't be decoded" in skipped.err
-    (run,) = find_runs(Path("runs"))
-    assert [line["skipped"] for line in run.log()] == [1, 1, 1]
-
-
 def test_a_folder_of_classes_is_streamed_if_the_recipe_crops(cli):
     for split, counts in (("train", (6, 3)), ("test", (2, 2))):
         paths = [f"{split}/c{c}/{i}.jpg" for c, n in enumerate(counts) for i in range(n)]

@@ -85,7 +85,3 @@ def test_a_data_set_without_a_test_set_is_told_of_it(tmp_path):
         assert (problem.kind, problem.where) == ("split", str(tmp_path / folder))
         assert problem.detail == f"has no test set ({wanted}), which training needs"
     assert check_data(tmp_path / "set/train.txt", workers=1).ok
-    root = write_large(tmp_path / "inaturalist", "inaturalist")
-    (root / "iNaturalist18_train.txt").unlink()
-    found = check_data("inaturalist", data_dir=tmp_path, workers=1).problems[0]
-    assert "has no train set (iNaturalist18_train.txt or train2018.json)" in found.detail
