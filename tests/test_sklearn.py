@@ -484,9 +484,6 @@ def test_a_class_without_weight_is_absent():
     assert model.predict_proba(X).shape == (len(y), 2)
 
 
-# ------------------------------------------------------------------ in scikit-learn's company
-
-
 # ------------------------------------------------------------------ prefit
 
 

@@ -14,7 +14,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from longtail import AdjustedTwiceWarning, InputError
+from longtail import AdjustedTwiceWarning
 from longtail.sklearn import (
     FewExamplesWarning,
     LogitAdjustedClassifier,
@@ -138,16 +138,6 @@ def test_a_fitted_model_takes_another_rule(kind, rule):
     refitted = LogitAdjustedClassifier(**other.get_params(deep=False)).fit(X, y)
     np.testing.assert_allclose(refitted.predict_proba(X), other.predict_proba(X), atol=1e-12)
     np.testing.assert_allclose(other.retarget(**rule).predict_proba(X), other.predict_proba(X))
-
-
-def test_a_rule_keeps_what_is_not_said():
-    X, y = rows()
-    model = LogitAdjustedClassifier(GaussianNB(), tau=0.7, costs=[1.0, 2.0, 3.0]).fit(X, y)
-    np.testing.assert_array_equal(model.retarget().predict(X), model.predict(X))
-    without = LogitAdjustedClassifier(GaussianNB(), tau=0.7).fit(X, y)
-    np.testing.assert_array_equal(model.retarget(costs=None).predict(X), without.predict(X))
-    with pytest.raises(InputError, match="`target` must be one of"):
-        model.retarget(target="uniform")
 
 
 # ------------------------------------------------------------------ what is known of the choice

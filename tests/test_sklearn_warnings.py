@@ -65,7 +65,7 @@ def test_tau_one_on_margins_says_so(estimator):
     [
         LogitAdjustedClassifierCV(RidgeClassifier()),
         LogitAdjustedClassifier(CalibratedClassifierCV(LinearSVC(), cv=2)),
-        # Log-odds, since it has probabilities; and margins whose tau somebody has chosen.
+        # Log-odds, since it has probabilities.
         LogitAdjustedClassifier(LogisticRegression(), response_method="decision_function"),
         LogitAdjustedClassifier(RidgeClassifier(), target="train"),
     ],
@@ -92,9 +92,6 @@ def test_a_frozen_estimator_and_balanced_labels_are_refused():
     weight = np.full(len(y), 0.5)
     with pytest.raises(InputError, match=message):
         LogitAdjustedClassifier(FrozenEstimator(fitted)).fit(X, y, sample_weight=weight)
-
-
-# ------------------------------------------------------------------ classes too small to judge
 
 
 # ------------------------------------------------------------------ rare classes favoured twice

@@ -150,9 +150,6 @@ def test_warnings_and_log_messages_are_one_line_on_stderr(fresh):
     assert result.err == "longtail: warning: careful: twice\nlongtail: warning: left out 3\n"
 
 
-# Progress.
-
-
 # The world outside.
 
 

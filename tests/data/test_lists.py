@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from data_factory import (
-    LIST_NAMES,
     competition,
     listed_entries,
     write_clutter,
@@ -149,20 +148,6 @@ def test_every_data_set_is_found_by_name_and_by_folder(tmp_path, form):
     known = LARGE[form]
     with pytest.raises(InputError, match=f"has 10 images; the train set of {known.title} has"):
         load_listed(form, data_dir=tmp_path)
-
-
-def test_images_and_lists_may_be_apart(tmp_path, monkeypatch):
-    write_large(tmp_path / "images", "imagenet-lt")
-    (tmp_path / "lists").mkdir()
-    for name in LIST_NAMES["imagenet-lt"].values():
-        (tmp_path / "images" / name).rename(tmp_path / "lists" / name)
-    monkeypatch.setenv("LONGTAIL_DATA", str(tmp_path / "lists"))
-    with pytest.raises(InputError, match=r"10 of the 10 files .* are not in .*lists"):
-        load_listed("imagenet-lt", verify=False)
-    data = load_listed("imagenet-lt", root=tmp_path / "images", verify=False)
-    assert len(data.train) == 10
-    with pytest.raises(InputError, match=r"there is no folder .*gone, the image root of .*--root"):
-        load_listed(tmp_path / "lists", root=tmp_path / "gone")
 
 
 def test_the_competition_file_is_joined_by_ids(tmp_path):

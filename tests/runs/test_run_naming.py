@@ -41,19 +41,6 @@ def trained(root, method, *, seed=0, held_out=0.0, settings=None, **overrides):
     return make_run(root, replace(spec, settings=settings or {}))
 
 
-def test_methods_that_were_trained_alike_have_nothing_said_of_them(root):
-    # A method has the head and the settings that it needs; a seed is no difference.
-    alike = [trained(root, method) for method in ("softmax", "ldam+drw:start=2", "balanced")]
-    alike.append(trained(root, "softmax", seed=1))
-    assert trained_unlike(alike) == []
-    assert trained_unlike([*alike, ensemble(alike[::3], root=root)]) == []
-    # What was trained in another way besides says so in its name.
-    assert trained_unlike([*alike, trained(root, "softmax", held_out=0.2, epochs=3)]) == []
-    assert trained_unlike([trained(root, "softmax", epochs=3), alike[0]]) == []
-    cosine = [trained(root, method, head="cosine") for method in ("softmax", "ldam")]
-    assert trained_unlike(cosine) == []
-
-
 def test_methods_that_were_trained_in_other_ways_each_are_told(root):
     plain = trained(root, "softmax", epochs=2)
     other = trained(root, "logit-adjusted", epochs=6, lr=0.01, held_out=0.3, flip=True,
