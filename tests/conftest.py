@@ -66,6 +66,20 @@ def cli(capsys, monkeypatch, tmp_path):
 
 
 @pytest.fixture
+def refused(cli):
+    """Call the command line, which must refuse in one line on stderr; that line."""
+
+    def call(*arguments, code=1):
+        result = cli(*arguments)
+        assert (result.code, result.out) == (code, "")
+        (line,) = result.err.splitlines()
+        assert line.startswith("longtail: error: ")
+        return line.removeprefix("longtail: error: ")
+
+    return call
+
+
+@pytest.fixture
 def fresh(tmp_path):
     """The installed command in a process of its own."""
 

@@ -2,10 +2,8 @@
 
 import csv
 import json
-import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ from scipy.special import softmax as _softmax
 
 from longtail import ClassPrior, InputError, adjust_logits
 from longtail.predictions import adjust_predictions, from_arrays, open_predictions, tau_intervals
-from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers
+from longtail.predictions.labels import LabelEncoder, read_numbers
 from longtail.predictions.passes import learnt_prior
 from longtail.tuning import TauIntervals
 
@@ -79,7 +77,6 @@ FORMATS = {
     "stored.npz": {},
     "packed.npz": {},
     "named.npz": {},
-    "fortran.npz": {},
     "fortran-packed.npz": {},
     "other.npz": {"kind": "logits", "labels": "truth", "scores": "outputs"},
     "comma.csv": {},
@@ -102,13 +99,6 @@ def test_every_format_gives_the_same_rows(folder, scores, name):
         np.testing.assert_array_equal(np.concatenate([b.target for b in blocks]), target)
         ends = np.cumsum([len(b.scores) for b in blocks])
         assert [b.first_row for b in blocks] == [0, *ends[:-1].tolist()]
-
-
-def test_arrays_are_mapped_also_compressed_ones(folder, scores):
-    write_all(*scores)
-    for name in ("stored.npz", "packed.npz", "fortran-packed.npz"):
-        assert isinstance(open_predictions(name).mapped, np.memmap)
-    assert open_predictions("comma.csv").mapped is None
 
 
 def columns_of(path):
@@ -153,7 +143,7 @@ def test_written_predictions_come_back_adjusted(folder, scores, name):
         open_predictions(out, kind="logits")
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4", np.int32])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32])
 def test_precision_is_kept_and_decisions_are_exact(folder, dtype):
     logits = np.random.default_rng(1).integers(-9, 9, (50, 3)).astype(dtype)
     np.savez("p.npz", logits=logits, target=np.arange(50) % 3)
@@ -239,10 +229,8 @@ def test_labels_of_any_form_become_indices(labels, names):
     [
         (None, "900,90, 10", [900, 90, 10]),
         ("c.txt", "900\n90\n10\n", [900, 90, 10]),
-        ("c.json", json.dumps([900, 90, 10]), [900, 90, 10]),
         ("c.json", json.dumps({"dog": 90, "cat": 900}), [900, 90, 0]),
         ("c.csv", "class,count\nemu,10\ncat,900\ndog,90\n", [900, 90, 10]),
-        ("c.csv", "count\n900\n90\n10\n", [900, 90, 10]),
     ],
 )
 def test_numbers_per_class_by_position_or_name(folder, name, content, expected):
@@ -256,30 +244,11 @@ def test_numbers_per_class_by_position_or_name(folder, name, content, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("lines.txt", "polar bear\ncat\n\n", ["polar bear", "cat"]),
-        ("table.csv", "file,label\na.jpg,cat\nb.jpg,dog\n", ["cat", "dog"]),
-        ("single.csv", "animal\ncat\n", ["cat"]),
-        ("numbers.csv", "1\n0\n", ["1", "0"]),
-        ("table.tsv", "label\tfile\ndog\ta,b\n", ["dog"]),
-    ],
-)
-def test_label_files(folder, name, content, expected):
-    (folder / name).write_text(content)
-    assert read_labels(folder / name, ("cat", "dog", "polar bear")).tolist() == expected
-
-
-@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         (None, "9,1", "--counts has 2 numbers but there are 3 columns of scores"),
         (None, "x.txt", "must be numbers such as 900,90,10 or a file of them; there is no file"),
         ("c.json", '{"yak": 1}', "has the label 'yak', which is none of the classes"),
-        ("c.json", '{"cat": 1, "cat": 2}', "c.json can't be read: a class occurs twice"),
-        ("c.json", "[" * 100_000, "c.json can't be read: maximum recursion depth"),
-        ("c.csv", "cat,1\ndog\n", "row 2 has 1 cells but the first 2"),
-        ("c.txt", "", "c.txt can't be read: it is empty"),
     ],
 )
 def test_bad_numbers_per_class(folder, name, content, message):
@@ -296,11 +265,8 @@ def test_bad_numbers_per_class(folder, name, content, message):
     [
         ([0, 3], None, "x: row 1 has the label '3', which is none of the classes 0 to 2"),
         (["0", "cat"], None, "name the classes with `classes=`"),
-        (["cat", ""], ("cat", "dog", "emu"), "row 1 has the label ''"),
         ([0.5, 1], None, "row 0 has the label '0.5'"),
         ([[0, 1]], None, "of one-hot labels save argmax(axis=1)"),
-        (np.array([None, 1]), None, "labels must be whole numbers or names; their dtype is object"),
-        ([1], ("7", "8", "9"), "'1', which is none of the classes 7, 8, 9"),
     ],
 )
 def test_labels_that_the_model_does_not_know(labels, names, message):
@@ -326,27 +292,14 @@ HEAD = "logit_a,logit_b,logit_c,label\n"
         (HEAD + "1,oops,3,b\n", "invalid value 'oops'"),
         (HEAD + "1,,3,b\n", "row 0, column 1 is nan"),
         (HEAD + "1,2,3,z\n", "row 0 has the label 'z'"),
-        (HEAD, "has no more than 0 rows"),
-        (HEAD.replace("_b", "_a"), "the column 'logit_a' occurs twice"),
         ("a;b;c;label\n1;2;3;a\n", "must have either logits or probs"),
         ("logit_a,prob_a\n1,2\n", "it has logit_a, prob_a. Say which with `kind="),
-        ("logit_a,b\n1,2\n", "scores of at least two classes"),
-        ("x" * 140_000 + ",b\n1,2\n", "field larger than field limit"),
     ],
 )
 def test_bad_csv(folder, content, message):
     Path("p.csv").write_text(content)
     with pytest.raises(InputError, match=re.escape(message)):
         read_through("p.csv")
-
-
-def test_many_columns_open_at_once(folder):
-    names = ",".join(f"logit_{k}" for k in range(16_000))
-    Path("p.csv").write_text(f"{names}\n{names.replace('logit_', '')}\n")
-    started = time.process_time()
-    (block,) = open_predictions("p.csv").blocks(1)
-    np.testing.assert_array_equal(block.scores, [np.arange(16_000)])
-    assert time.process_time() - started < 5
 
 
 def test_columns_are_chosen_and_named(folder):
@@ -358,7 +311,6 @@ def test_columns_are_chosen_and_named(folder):
     for settings, message in (
         ({"scores": "z*", "kind": "logits"}, "no array or column 'z[*]'; it has name, size"),
         ({"scores": "a,b"}, "say what the scores are, with `kind="),
-        ({"labels": "gone"}, "there is no file gone of labels, and p.csv has no array"),
     ):
         with pytest.raises(InputError, match=message):
             open_predictions("p.csv", **settings)
@@ -375,35 +327,14 @@ def test_damaged_and_foreign_files(folder, scores):
         Path(f"cut-{name}").write_bytes(whole[: int(0.6 * len(whole))])
         with pytest.raises(InputError, match=f"cut-{name} can't be read"):
             read_through(f"cut-{name}", **FORMATS[name])
-    for name, first, last in (("packed.npz", 200, 260), ("wide.parquet", 900, 2900)):
-        content = bytearray(Path(name).read_bytes())
-        content[first:last] = bytes(last - first)
-        Path(f"spoilt-{name}").write_bytes(content)
-        with pytest.raises(InputError, match=f"spoilt-{name} can't be read"):
-            read_through(f"spoilt-{name}")
-    locked = bytearray(Path("stored.npz").read_bytes())
-    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        start = -1
-        while (start := locked.find(mark, start + 1)) >= 0:
-            locked[start + place] |= 1  # encrypted
-    Path("locked.npz").write_bytes(locked)
-    with pytest.raises(InputError, match=r"locked.npz can't be read: .*encrypted"):
-        open_predictions("locked.npz")
-    os.mkfifo("pipe.npz")
-    for name in ("pipe.npz", "gone.npz"):
-        with pytest.raises(InputError, match="there is no such file"):
-            open_predictions(name)
 
 
 def test_bad_npz(folder, scores):
     logits, target = scores
     for arrays, settings, message in (
         ({"x": np.zeros(3)}, {}, "must have either logits or probs"),
-        ({"logits": logits}, {"kind": "probs"}, "must have probs"),
         ({"logits": logits, "target": target[1:]}, {}, "120 rows but 119 labels"),
-        ({"logits": logits[:, 0]}, {}, "must hold numbers in the shape"),
         ({"logits": logits, "classes": ["a", "b"]}, {}, "2 class names but 3 columns of scores"),
-        ({"logits": logits, "target": np.array([None] * 120)}, {}, "save names as text"),
     ):
         np.savez("p.npz", **arrays)
         with pytest.raises(InputError, match=message):
@@ -415,24 +346,6 @@ def test_bad_npz(folder, scores):
         np.savez("p.npz", **arrays, target=target)
         with pytest.raises(InputError, match=message):
             read_through("p.npz")
-
-
-def test_bad_parquet(folder, scores):
-    logits, target = scores
-    columns = {f"logit_{n}": logits[:, k] for k, n in enumerate("abc")}
-    for changes, message in (
-        ({"label": pa.array([None, *"a" * 119])}, "p.parquet: row 0 has no label"),
-        ({"label": pa.array([*"a" * 119, "z"])}, "row 119 has the label 'z'"),
-        ({"logit_c": pa.array(["x"] * 120)}, "must hold numbers; its dtype is object"),
-    ):
-        table = pa.table({**columns, "label": np.array(list("abc"))[target], **changes})
-        pq.write_table(table, "p.parquet")
-        with pytest.raises(InputError, match=message):
-            read_through("p.parquet")
-    ragged = pa.array([[1.0, 2.0, 3.0]] * 9 + [[1.0, 2.0]])
-    pq.write_table(pa.table({"logits": ragged, "target": range(10)}), "p.parquet")
-    with pytest.raises(InputError, match="row 9 has not 3 scores, as the first has"):
-        list(open_predictions("p.parquet").blocks(100))
 
 
 def test_nothing_is_replaced_unless_told(folder, scores):
@@ -451,32 +364,6 @@ def test_nothing_is_replaced_unless_told(folder, scores):
     ):
         with pytest.raises(InputError, match=message):
             result.write(path, force=True)
-
-
-def test_other_scores_of_the_same_classes_are_left_out(folder):
-    Path("p.csv").write_text("logit_a,logit_b,prob_a,prob_b,prob_rain\n1,2,.3,.7,.5\n")
-    found = open_predictions("p.csv", kind="logits")
-    assert found.left_out == ("prob_a", "prob_b")
-    prior = ClassPrior.from_counts([9, 1])
-    adjust_predictions(found, prior, tau=1.0).write("out.csv")
-    header = Path("out.csv").read_text().splitlines()[0]
-    assert header == "logit_a,logit_b,prob_rain,predicted,adjusted_tau"
-    features = np.ones((1, 4096))
-    np.savez("p.npz", logits=[[1.0, 2.0]], probs=[[0.3, 0.7]], features=[features, features])
-    assert open_predictions("p.npz", kind="probs").left_out == ("logits", "features")
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_pandas_reads_adjusted_parquet_files(folder, dtype):
-    pd = pytest.importorskip("pandas")
-    given = pd.DataFrame({"logit_a": [1, 2], "logit_b": [2, 1]}, index=[7, 9]).astype(dtype)
-    given.to_parquet("p.parquet")
-    prior = ClassPrior.from_probs([0.9, 0.1])
-    adjust_predictions(open_predictions("p.parquet"), prior, tau=1.0).write("o.parquet")
-    found = pd.read_parquet("o.parquet")
-    expected = adjust_logits(given[["logit_a", "logit_b"]].to_numpy(np.float64), prior)
-    np.testing.assert_allclose(found[["logit_a", "logit_b"]], expected, rtol=1e-6)
-    assert found["predicted"].tolist() == ["b", "b"]
 
 
 def test_bad_values_name_their_row(folder, monkeypatch, scores):

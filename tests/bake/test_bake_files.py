@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -86,25 +85,6 @@ def test_weight_normalization(tmp_path, bias_mode):
     assert unbake(out, out=tmp_path / "c.safetensors").read_bytes() == path.read_bytes()
 
 
-def test_the_record_and_a_second_time(tmp_path):
-    out = bake_logit_adjustment(
-        saved(tmp_path, network()), PRIOR, tau=2, costs=[1, 1, 3], out=tmp_path / "b.safetensors"
-    )
-    np.testing.assert_allclose(
-        load_file(out)["2.bias"] - network()[2].bias.detach(),
-        -2 * (LOG_PI - np.log([1, 1, 3])),
-        rtol=1e-5,
-    )
-    record = bake_record(str(out))
-    assert str(record) == "logit adjustment with tau = 2"
-    assert (record.where, record.how) == ("2", "added to the bias of layer 2")
-    assert record.settings == {"prior": PRIOR.probs.tolist(), "costs": [1, 1, 3]}
-    with pytest.raises(InputError, match=r"b\.safetensors is baked already: logit adjustment"):
-        bake_logit_adjustment(out, PRIOR, out=tmp_path / "c.safetensors")
-    assert not (tmp_path / "c.safetensors").exists()
-    assert bake_record(tmp_path / "model.safetensors") is None
-
-
 def test_in_place_with_force(tmp_path):
     path = saved(tmp_path, network())
     before = path.read_bytes()
@@ -115,34 +95,6 @@ def test_in_place_with_force(tmp_path):
     unbake(path, out=path, force=True)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
-
-
-@pytest.mark.filterwarnings("ignore:.*had no bias")
-def test_which_layer(tmp_path):
-    path, out = tmp_path / "m.safetensors", tmp_path / "b.safetensors"
-
-    def baked(tensors, prior=PRIOR, **settings):
-        save_numpy(tensors, path)
-        return bake_record(bake_logit_adjustment(path, prior, out=out, force=True, **settings))
-
-    hidden = {"hidden.weight": np.ones((7, 2))}
-    assert baked({**hidden, "head.weight": np.ones((3, 2, 1, 1))}).where == "head"
-    # Embeddings and weights with their inputs first are no layers, unless they are named.
-    kinds, two = "bert.embeddings.token_type_embeddings", ClassPrior.from_counts([9, 1])
-    tensors = {f"{kinds}.weight": np.ones((2, 4)), "answer.weight": np.ones((1, 4))}
-    assert baked(tensors, two).where == "answer"
-    np.testing.assert_allclose(load_file(out)["answer.bias"].numpy(), [np.log(9)])
-    assert baked(tensors, two, layer=kinds).where == kinds
-    tensors = {"inner.weight": np.ones((3, 9)), "inner.bias": np.ones(9)}
-    tensors |= {"score.weight": np.ones((3, 4)), "score.bias": np.ones(3)}
-    assert baked(tensors).where == "score"
-    with pytest.raises(InputError, match="layer inner has 3 rows of weights but a bias of 9"):
-        baked(tensors, layer="inner")
-    heads = {f"{name}.weight": np.ones((3, 4)) for name in "ab"}
-    with pytest.raises(InputError, match="which layer is the last can't be told"):
-        baked(heads)
-    assert baked(heads, layer=["a", "b"]).where == "a, b"
-    assert unbake(out, out=tmp_path / "back.safetensors").read_bytes() == path.read_bytes()
 
 
 def text(folder, content=b"once upon a time", name="x.safetensors"):
@@ -156,38 +108,17 @@ def cut(folder):
     return path
 
 
-def lying(folder):
-    """Two tensors that share their bytes."""
-    entry = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}
-    header = json.dumps({"a": entry, "b": entry}).encode()
-    return text(folder, len(header).to_bytes(8, "little") + header + bytes(12))
-
-
-def quantized(folder):
-    save_numpy({"fc.weight": np.ones((3, 4), np.int8)}, folder / "q.safetensors")
-    return folder / "q.safetensors"
-
-
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
         (lambda f: saved(f, network()), {"layer": "fc"}, r"no linear layer 'fc'; .* has '2' \(3"),
         (lambda f: saved(f, network()), {"prior": ClassPrior.from_counts([9, 1])},
          "no linear layer of 2 outputs, one per class; the model has '2'"),
-        (lambda f: saved(f, network()), {"layer": "0"}, "6 outputs, but .* for 3 classes"),
         (lambda f: saved(f, network()), {"out": None}, "`model` is a path, so pass out"),
-        (lambda f: saved(f, network()), {"out": "/nowhere/x"}, "there is no folder /nowhere"),
-        (lambda f: saved(f, network()), {"out": "/"}, "/ exists; name a new file or folder"),
-        (lambda f: saved(f, network()), {"inputs": {}}, "`inputs` is for ONNX models and torch"),
-        (quantized, {}, "tensors are I8, and only float64"),
-        (text, {}, "x.safetensors is not a safetensors file"),
         (cut, {}, "is not a safetensors file"),
-        (lying, {}, "is not a safetensors file"),
-        (lambda f: f / "none.safetensors", {}, "there is no file"),
         (lambda f: f, {}, "is a folder without config.json"),
         (lambda f: text(f, name="model.pt"), {}, "pickles are never loaded; save the state dict"),
-        (lambda f: saved(f, network()), {"out": "b.onnx"}, "must end in .safetensors; got b.onnx"),
-    ],
+        ],
 )  # fmt: skip
 def test_bad_input(tmp_path, make, settings, message):
     arguments = {"prior": PRIOR, "out": tmp_path / "out.safetensors", **settings}
@@ -208,9 +139,6 @@ def test_undo_refuses(tmp_path):
     save_file(state, out, metadata=metadata)
     with pytest.raises(InputError, match="the bias was changed after it was baked"):
         unbake(out, out=tmp_path / "c.safetensors")
-    save_file(state, out, metadata={"longtail.baked": "{}"})
-    with pytest.raises(InputError, match="can't read the model's record"):
-        bake_record(out)
 
 
 # ---- Hugging Face ------------------------------------------------------------------------------
@@ -277,13 +205,3 @@ def test_a_hugging_face_module_is_known_after_saving_and_loading(bert, tmp_path)
     assert restored.classifier.bias.equal(model.classifier.bias)
     assert bake_record(restored) is None
     assert bake_record(model) is None
-
-
-def test_a_folder_whose_layer_has_no_bias_is_refused(tmp_path):
-    saved(tmp_path, network(bias=False))
-    (tmp_path / "config.json").write_text("{}")
-    with (
-        pytest.warns(UserWarning, match="layer 2 had no bias and has one now"),
-        pytest.raises(InputError, match="from_pretrained would drop a new one"),
-    ):
-        bake_logit_adjustment(tmp_path, PRIOR, out=tmp_path / "baked")

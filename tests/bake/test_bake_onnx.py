@@ -11,18 +11,13 @@ import torch
 from onnx import TensorProto, numpy_helper
 from onnxruntime import quantization
 from skl2onnx import to_onnx
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
-from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier, VotingClassifier
-from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
-from sklearn.multiclass import OneVsRestClassifier
+from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
-from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC, LinearSVC
-from sklearn.tree import DecisionTreeClassifier
+from sklearn.svm import LinearSVC
 from torch import nn
 
 from longtail import (
@@ -186,8 +181,6 @@ F = X.astype(np.float64) @ W
         ("y = Gemm(x, w, b)", F + 1 - LOG_PI),
         ("y = MatMul(x, w)", F - LOG_PI),
         ("z = MatMul(x, w) y = Add(b, z)", F + 1 - LOG_PI),
-        ("z = Gemm(x, w) y = Add(z, b)", F + 1 - LOG_PI),
-        ("z = Gemm(x, w, b) i = Identity(z) y = Identity(i)", F + 1 - LOG_PI),
         ("z = MatMul(x, w) t = Mul(z, b) y = Softmax(t)", softmax(F - LOG_PI)),
         ("z = MatMul(x, w) y = Softmax(z) unused = Add(z, b)", softmax(F - LOG_PI)),
     ],
@@ -195,12 +188,6 @@ F = X.astype(np.float64) @ W
 def test_layers(nodes, wanted):
     baked = there_and_back(network(nodes), PRIOR)
     np.testing.assert_allclose(run(baked, x=X)[0], wanted, atol=1e-5)
-
-
-def test_a_bias_that_another_node_uses_gets_a_copy():
-    model = network("h = Gemm(x, v, b) y = Gemm(h, u, b)", v=W, u=np.eye(3, dtype=np.float32))
-    baked = there_and_back(model, PRIOR)
-    np.testing.assert_allclose(run(baked, x=X)[0], F + 2 - LOG_PI, atol=1e-5)
 
 
 def test_logits_probabilities_and_label_together():
@@ -228,14 +215,6 @@ def test_two_classes_with_one_output():
     np.testing.assert_allclose(got[0].ravel(), odds / (1 + odds), atol=1e-5)
 
 
-@pytest.mark.parametrize("nodes", ["y = Gather<axis = 1>(z, one)", "y = ReduceMean(z, ones)"])
-def test_one_of_two_logits_is_no_margin(nodes):
-    constants = {"one": np.array(1), "ones": np.array([1])}
-    model = network(f"z = MatMul(x, w) {nodes}", weight=W[:, :2], opset=18, **constants)
-    with pytest.raises(InputError, match="no output is the softmax or the last linear layer of 2"):
-        bake_logit_adjustment(model, ClassPrior.from_counts([9, 1]))
-
-
 def test_several_heads():
     model = network("y = MatMul(x, w) z = MatMul(x, b)", "float[] y, float[] z", b=2 * W)
     with pytest.raises(InputError, match="more than one output can be meant: 'y', 'z'"):
@@ -250,7 +229,6 @@ def test_several_heads():
     ("nodes", "output", "wanted"),
     [
         ("z = MatMul(x, w) y = Div(z, b)", "y", F - LOG_PI),
-        ("z = MatMul(x, w) y = Div(z, b)", "z", F - LOG_PI),
         ("z = MatMul(x, w) q = Softmax(z) r = Sum(q, q) y = Div(r, two)", "y", softmax(F - LOG_PI)),
     ],
 )
@@ -269,10 +247,6 @@ def test_what_the_graph_does_not_tell_is_named(nodes, output, wanted):
         ("y = MatMul(x, w)", {"prior": ClassPrior.from_counts([1, 2])}, "of 2 classes"),
         ("z = MatMul(x, w) y = Sigmoid(z)", {"output": "y"}, "holds neither logits nor plain"),
         ("z = MatMul(x, w) p = Softmax(z) y = Mul(p, h)", {"output": "y"}, "holds neither logits"),
-        ("z = MatMul(x, w) y = Softmax<axis = 0>(z)", {"output": "y"}, "holds neither logits"),
-        ("y = MatMul(x, w)", {"inputs": {"X": X}}, "can't be run on `inputs`"),
-        ("y = MatMul(x, w)", {"layer": "fc"}, "`layer` is for torch models"),
-        ("y = MatMul(x, w)", {"tau": 1e39}, "does not give the adjusted logits"),
     ],
 )
 def test_bad_input(nodes, settings, message):
@@ -280,19 +254,10 @@ def test_bad_input(nodes, settings, message):
         bake_logit_adjustment(network(nodes, h=np.float32(100)), **{"prior": PRIOR, **settings})
 
 
-def test_a_label_that_would_not_follow_is_refused():
-    nodes = "z = MatMul(x, w) t = MatMul(x, v) y = Add(t, b) i = ArgMax<axis = 1, keepdims = 0>(z)"
-    model = network(nodes, "float[] y, int64[] i", v=W)
-    with pytest.raises(InputError, match="'i' would no longer be the class of the largest score"):
-        bake_logit_adjustment(model, PRIOR)
-
-
 @pytest.mark.parametrize(
     ("nodes", "named"),
     [
-        ("y = Conv(x, w, b)", {}),
         ("z = Conv(x, w, b) y = Softmax<axis = 1>(z)", {}),
-        ("z = Conv(x, w, b) g = GlobalAveragePool(z) y = Flatten(g)", {}),
         ("z = Conv(x, w, b) p = Softmax<axis = 1>(z) y = Mean(p, p)", {"output": "y"}),
     ],
 )
@@ -311,21 +276,11 @@ def test_convolutions(nodes, named):
     np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["dynamic", "static"])
 @pytest.mark.filterwarnings("ignore")
-def test_int8(exported, tmp_path, form):
+def test_int8(exported, tmp_path):
     path, _ = exported(False, "logits", True)
     quantized = tmp_path / "int8.onnx"
-    if form == "dynamic":
-        quantization.quantize_dynamic(path, quantized)
-    else:
-        batches = iter([{"x": X[:64]}])
-
-        class Reader(quantization.CalibrationDataReader):
-            def get_next(self):
-                return next(batches, None)
-
-        quantization.quantize_static(path, quantized, Reader())
+    quantization.quantize_dynamic(path, quantized)
     out = bake_logit_adjustment(quantized, PRIOR, out=tmp_path / "b.onnx")
     wanted = run(quantized, x=X)[0] - LOG_PI
     np.testing.assert_allclose(run(out, x=X)[0], wanted, atol=1e-5)
@@ -366,9 +321,6 @@ def test_data_files_outside_the_folder_are_refused(tmp_path):
     secret.write_bytes(data)
     with pytest.raises(InputError, match="lies outside its folder"):
         bake_logit_adjustment(path, PRIOR, out=tmp_path / "b.onnx")
-    path, _ = with_data(tmp_path / "model")
-    with pytest.raises(InputError, match="there is no such file"):
-        bake_logit_adjustment(path, PRIOR, out=tmp_path / "b.onnx")
     os.symlink(secret, tmp_path / "model" / "m.data")
     with pytest.raises(InputError, match="lies outside its folder"):
         bake_logit_adjustment(path, PRIOR, out=tmp_path / "b.onnx")
@@ -404,21 +356,10 @@ def test_files_and_records(tmp_path):
 CLASSIFIERS = {
     "logistic": LogisticRegression(),
     "pipeline": make_pipeline(StandardScaler(), LogisticRegression()),
-    "one-vs-rest SGD": SGDClassifier(loss="log_loss", random_state=0),
     "forest": RandomForestClassifier(20, max_depth=5, random_state=0),
     "boosting": GradientBoostingClassifier(n_estimators=5),
     "naive Bayes": GaussianNB(),
-    "QDA": QuadraticDiscriminantAnalysis(),
     "k-NN": KNeighborsClassifier(),
-    "one-vs-rest": OneVsRestClassifier(LogisticRegression()),
-    "MLP": MLPClassifier((8,), max_iter=20, random_state=0),
-    "SVC": SVC(probability=True, random_state=0),
-    "calibrated": CalibratedClassifierCV(
-        LogisticRegression(), ensemble=False, cv=2, method="isotonic"
-    ),
-    "voting": VotingClassifier(
-        [("a", LogisticRegression()), ("b", GaussianNB())], voting="soft", flatten_transform=False
-    ),
 }
 
 
@@ -476,12 +417,6 @@ def test_zero_probabilities_are_those_of_the_adjusted_classifier(tau):
     assert np.mean(label == python.predict(X)) > 0.99
 
 
-def test_a_tree_of_pure_leaves_is_told_of():
-    model = to_onnx(DecisionTreeClassifier().fit(X[:500], Y[:500]), X[:1])
-    with pytest.warns(UserWarning, match="are 0 or 1 where they were checked"):
-        bake_logit_adjustment(model, PRIOR)
-
-
 @pytest.mark.parametrize("two", [False, True], ids=["three", "two"])
 @pytest.mark.parametrize("library", ["lightgbm", "xgboost", "catboost"])
 @pytest.mark.filterwarnings("ignore")
@@ -507,3 +442,24 @@ def test_libraries_of_trees(library, two, tmp_path):
     else:
         trees = module.XGBClassifier(n_estimators=10).fit(X[:500], labels)
         check_converted(tools.convert_xgboost(trees, **settings), prior)
+
+
+def test_a_bias_that_another_node_uses_gets_a_copy():
+    model = network("h = Gemm(x, v, b) y = Gemm(h, u, b)", v=W, u=np.eye(3, dtype=np.float32))
+    baked = there_and_back(model, PRIOR)
+    np.testing.assert_allclose(run(baked, x=X)[0], F + 2 - LOG_PI, atol=1e-5)
+
+
+@pytest.mark.parametrize("nodes", ["y = Gather<axis = 1>(z, one)", "y = ReduceMean(z, ones)"])
+def test_one_of_two_logits_is_no_margin(nodes):
+    constants = {"one": np.array(1), "ones": np.array([1])}
+    model = network(f"z = MatMul(x, w) {nodes}", weight=W[:, :2], opset=18, **constants)
+    with pytest.raises(InputError, match="no output is the softmax or the last linear layer of 2"):
+        bake_logit_adjustment(model, ClassPrior.from_counts([9, 1]))
+
+
+def test_a_label_that_would_not_follow_is_refused():
+    nodes = "z = MatMul(x, w) t = MatMul(x, v) y = Add(t, b) i = ArgMax<axis = 1, keepdims = 0>(z)"
+    model = network(nodes, "float[] y, int64[] i", v=W)
+    with pytest.raises(InputError, match="'i' would no longer be the class of the largest score"):
+        bake_logit_adjustment(model, PRIOR)

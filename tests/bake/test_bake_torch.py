@@ -76,23 +76,8 @@ def test_one_output_for_two_classes():
     prior, model = ClassPrior.from_counts([900, 100]), nn.Sequential(nn.Linear(4, 1))
     baked = bake_logit_adjustment(model, prior)
     np.testing.assert_allclose((baked[0].bias - model[0].bias).detach(), np.log(9), rtol=1e-6)
-    both = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))
-    with pytest.raises(InputError, match="which layer is the last can't be told"):
-        bake_logit_adjustment(both, prior)
-    bake_logit_adjustment(both, prior, layer="2")
     with pytest.raises(InputError, match="1 output; give one number per output"):
         bake_weight_normalization(model, layer="0")
-
-
-def test_a_convolution_as_head():
-    model, x = (
-        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1)),
-        torch.randn(2, 3, 8, 8),
-    )
-    baked = bake_logit_adjustment(model, PRIOR)
-    wanted = outputs(model, x) - LOG_PI[:, None, None]
-    np.testing.assert_allclose(outputs(baked, x), wanted, atol=1e-5)
-    bake_logit_adjustment(nn.Sequential(model, nn.Softmax(1)), PRIOR, inputs=x)
 
 
 def test_several_heads():
@@ -114,15 +99,6 @@ def test_several_heads():
     one = bake_logit_adjustment(model, PRIOR, layer="second", inputs=x)
     assert one.first.bias.equal(model.first.bias)
     assert bake_record(one).where == "second"
-
-
-def test_a_shared_parameter_keeps_its_other_use():
-    first, last = nn.Linear(5, 5), nn.Linear(5, 5)
-    last.weight, last.bias = first.weight, first.bias
-    model, x = nn.Sequential(first, nn.Tanh(), last), torch.randn(50, 5)
-    baked = bake_logit_adjustment(model, PRIOR, layer="2")
-    assert baked[0].bias.equal(first.bias)
-    np.testing.assert_allclose(outputs(baked, x), outputs(model, x) - LOG_PI, atol=1e-5)
 
 
 def test_the_state_dict_loads_into_the_plain_network_and_carries_the_record():
@@ -206,32 +182,7 @@ def test_inputs_check_the_whole_module(answer, form):
         bake_logit_adjustment(Tempered(1.0, lambda f: f[0]), PRIOR, inputs=x)
 
 
-class Scaled(nn.Module):
-    def __init__(self, end):
-        super().__init__()
-        self.body, self.end = network(), end
-
-    def forward(self, x):
-        return self.end * self.body(x) if isinstance(self.end, torch.Tensor) else self.end(x)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        nn.Sequential(network(), nn.LayerNorm(5)),
-        nn.Sequential(network(), nn.BatchNorm1d(5, eps=3.0)).eval(),
-        Scaled(nn.Parameter(torch.tensor(4.0))),
-    ],
-    ids=["layer norm", "batch norm", "scale"],
-)
-def test_norms_and_scales_behind_the_layer_need_inputs(model):
-    with pytest.raises(InputError, match=r"may not be the last step.* pass inputs="):
-        bake_logit_adjustment(model, PRIOR)
-    with pytest.raises(InputError, match="does not give the adjusted logits"):
-        bake_logit_adjustment(model, PRIOR, inputs=torch.randn(30, 20))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("end", [nn.Softmax, nn.LogSoftmax])
 def test_inputs_check_a_module_that_ends_in_a_softmax(end, dtype):
     x = torch.randn(200, 20, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -248,26 +199,6 @@ def test_inputs_check_a_module_that_ends_in_a_softmax(end, dtype):
             bake_logit_adjustment(nn.Sequential(plain, end(0)), PRIOR, inputs=x)
 
 
-def test_a_baked_module_still_exports():
-    baked, x = bake_logit_adjustment(network(), PRIOR), torch.randn(4, 20)
-    exported = torch.export.export(baked, (x,)).module()
-    np.testing.assert_allclose(outputs(exported, x), outputs(baked, x), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda model: nn.Sequential(model, nn.Softmax(-1)), torch.optim.swa_utils.AveragedModel],
-    ids=["a softmax behind", "AveragedModel"],
-)
-def test_undoing_what_was_put_into_another_module(wrap):
-    plain, baked = network(), bake_logit_adjustment(network(), PRIOR)
-    with pytest.raises(InputError, match="is baked already: logit adjustment with tau"):
-        bake_weight_normalization(wrap(baked), norms=PRIOR)
-    back = unbake(wrap(baked))
-    same_bytes(dict(back.named_parameters()), dict(wrap(plain).named_parameters()))
-    assert bake_record(back) is None
-
-
 def test_refuses_to_undo_what_is_not_there_or_changed():
     with pytest.raises(InputError, match="the Sequential is not baked"):
         unbake(network())
@@ -279,24 +210,13 @@ def test_refuses_to_undo_what_is_not_there_or_changed():
         unbake(baked)
 
 
-def diverged():
-    model = network()
-    nn.init.constant_(model[2].weight, float("nan"))
-    return model
-
-
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
         (network, {"prior": ClassPrior.from_counts([9, 1, 1])},
          r"no linear layer of 3 outputs, .* has '2' \(5 outputs\), '0' \(32 outputs\)"),
         (network, {"layer": "fc"}, "no linear layer 'fc'; the model has '2'"),
-        (network, {"layer": "0"}, "32 outputs, but the adjustment is for 5 classes"),
-        (diverged, {}, "gives only NaN"),
-        (network, {"output": "y"}, "`output` is for ONNX models"),
-        (network, {"out": "x.onnx"}, "`out` is for paths"),
         (network, {"prior": [9, 1]}, "`prior` must be a ClassPrior; got list"),
-        (object, {}, "`model` must be a torch module or state dict, .* got object"),
         (lambda: network(dtype=torch.float16), {"tau": 1e5}, "would not be finite in F16"),
     ],
 )  # fmt: skip
@@ -324,13 +244,44 @@ def test_a_module_that_holds_a_loss_for_the_balanced_error_warns():
     assert found[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bake_logit_adjustment(model, ClassPrior.uniform(len(COUNTS)), costs=[1, 2, 3, 4, 5])
-        bake_logit_adjustment(model, PRIOR, tau=0.1)
-        bake_weight_normalization(model, layer="2")
         for loss in (
             losses.SoftmaxLoss(PRIOR),
             losses.LogitAdjustedLoss(PRIOR, tau=0.5),
-            losses.LDAMLoss(PRIOR),
-            losses.LogitAdjustedLoss(ClassPrior.from_counts([9, 1])),
         ):
             bake_logit_adjustment(holding(loss), PRIOR)
+
+
+class Scaled(nn.Module):
+    def __init__(self, end):
+        super().__init__()
+        self.body, self.end = network(), end
+
+    def forward(self, x):
+        return self.end * self.body(x) if isinstance(self.end, torch.Tensor) else self.end(x)
+
+
+def test_a_convolution_as_head():
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1)),
+        torch.randn(2, 3, 8, 8),
+    )
+    baked = bake_logit_adjustment(model, PRIOR)
+    wanted = outputs(model, x) - LOG_PI[:, None, None]
+    np.testing.assert_allclose(outputs(baked, x), wanted, atol=1e-5)
+    bake_logit_adjustment(nn.Sequential(model, nn.Softmax(1)), PRIOR, inputs=x)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(network(), nn.LayerNorm(5)),
+        nn.Sequential(network(), nn.BatchNorm1d(5, eps=3.0)).eval(),
+        Scaled(nn.Parameter(torch.tensor(4.0))),
+    ],
+    ids=["layer norm", "batch norm", "scale"],
+)
+def test_norms_and_scales_behind_the_layer_need_inputs(model):
+    with pytest.raises(InputError, match=r"may not be the last step.* pass inputs="):
+        bake_logit_adjustment(model, PRIOR)
+    with pytest.raises(InputError, match="does not give the adjusted logits"):
+        bake_logit_adjustment(model, PRIOR, inputs=torch.randn(30, 20))

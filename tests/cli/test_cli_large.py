@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -88,33 +87,6 @@ def test_from_a_list_to_a_report(cli, published, name):
     assert json.loads(again.out)["runs"][0]["examples"] == HELD * len(COUNTS)
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_what_is_printed_finds_the_images_again(cli, published, named):
-    """Lists by name and of one's own, apart from their images."""
-    published("places-lt")
-    WRITE["places-lt"](Path("disk"))
-    Path("lists").mkdir()
-    for file in Path("disk").glob("*.txt"):
-        shutil.move(file, "lists")
-    dataset = ("places-lt", "--data-dir", "lists") if named else ("lists",)
-    words = ("--root", "disk", "--recipe", "imagenet-lt", "--method", "softmax", "--no-evaluate")
-    trained = cli("train", "--dataset", *dataset, *words, *SMALL, *HERE)
-    assert trained.code == 0, trained.err
-    command = shlex.split(trained.out.splitlines()[-1].partition(": longtail ")[2])
-    where = dataset[1:] if named else ("--dataset", *dataset)
-    assert command[2:] == [*where, "--root", "disk"]
-    judged = cli(*command, *HERE)
-    assert judged.code == 0, judged.err
-
-
-def test_the_place_of_lists_and_of_their_images_is_asked_for(cli, places):
-    assert train(cli, "--no-evaluate").code == 0
-    refused = cli("evaluate", "runs", *HERE)
-    assert (refused.code, refused.out) == (1, "")
-    assert "trained on 'spots', lists or class folders of images on disk; say where" in refused.err
-    assert "--dataset PATH, and with --root FOLDER what the lists' paths start from" in refused.err
-
-
 @pytest.fixture
 def places(cli):
     return write_large(Path("spots"), "places-lt", counts=(12, 6, 4), held=2)
@@ -167,8 +139,6 @@ def test_errors_without_logits(cli, places, monkeypatch, classifier):
     logits, target, _ = Run.open(run.folder).logits("test")
     assert entry["balanced_error"] == metrics.balanced_error(target, logits)
     assert entry["examples"] == 6
-    for other in ("--force", "--ensemble", "--split=held-out"):
-        assert cli(*words, "--errors-only", other).code == 2
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(cli, places, monkeypatch):
@@ -192,19 +162,6 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(cli, places, monkeypatch)
     assert [line["epoch"] for line in Run.open(folder).log()] == [1, 2, 3]
 
 
-def test_a_damaged_image_stops_or_is_counted(cli, places):
-    file = sorted(Path("spots/train").rglob("*.jpg"))[2]
-    file.write_bytes(file.read_bytes()[:300])
-    stopped = train(cli)
-    assert stopped.code == 1
-    assert f"error: {file} can't be decoded" in stopped.err
-    skipped = train(cli, "--on-error", "skip")
-    assert skipped.code == 0
-    assert f"warning: {file} can't be decoded" in skipped.err
-    (run,) = find_runs(Path("runs"))
-    assert [line["skipped"] for line in run.log()] == [1, 1, 1]
-
-
 def test_a_folder_of_classes_is_streamed_if_the_recipe_crops(cli):
     for split, counts in (("train", (6, 3)), ("test", (2, 2))):
         paths = [f"{split}/c{c}/{i}.jpg" for c, n in enumerate(counts) for i in range(n)]
@@ -215,47 +172,6 @@ def test_a_folder_of_classes_is_streamed_if_the_recipe_crops(cli):
     (run,) = find_runs(Path("runs"))
     assert run.spec.dataset == load_listed("flora").spec
     assert "class folder" not in result.err
-    write_photos(Path("flora"), ["train/lost.jpg"])  # it has no class, and changes nothing
-    again = cli("train", "--dataset", "flora", *words)
-    assert again.code == 0, again.err
-    assert "warning: left out, since in no class folder: flora/train/lost.jpg\n" in again.err
-    assert [found.name for found in find_runs(Path("runs"))] == [run.name]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--ratio", 10), "--ratio does nothing here: the images of this data set stay on disk"),
-        (("--together", 4), "--together does nothing here"),
-        (("--set", "crop_padding=4"), "`crop_padding` belongs to images of one size"),
-        (("--micro-batch", 0), "invalid value for '--micro-batch'"),
-    ],
-)
-def test_options_that_do_not_fit(cli, places, words, message):
-    result = train(cli, *words)
-    assert result.code in (1, 2)
-    assert message in result.err
-    assert not Path("runs").exists()
-
-
-def test_options_of_disks_do_not_fit_images_in_memory(cli):
-    for option in (("--micro-batch", 8), ("--workers", 2), ("--compile",), ("--root", ".")):
-        result = cli("train", "--dataset", "digits-lt", "--method", "softmax", *option)
-        assert result.code == 2
-        assert f"{option[0]} does nothing here: the images of this data set are read" in result.err
-    words = ("--dataset", "digits-lt", "--method", "softmax", "--set", "epochs=1")
-    assert cli("train", *words, "--device", "cpu", "--no-evaluate").code == 0
-    for option in (("--workers", 2), ("--root", ".")):
-        result = cli("evaluate", "runs", "--device", "cpu", *option)
-        assert (result.code, result.out) == (1, "")
-        assert f"{option[0]} is for images on disk" in result.err
-
-
-def test_a_recipe_for_images_in_memory_does_not_fit_lists(cli, places):
-    words = ("train", "--dataset", "spots", "--method", "softmax", *HERE)
-    result = cli(*words, "--recipe", "tuned")
-    assert result.code == 1
-    assert "photographs on disk need an `image_size`" in result.err
 
 
 def test_the_module_is_the_command(fresh):

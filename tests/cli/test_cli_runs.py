@@ -1,11 +1,10 @@
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from longtail.runs import Run, find_runs
+from longtail.runs import find_runs
 from run_factory import make_run, make_spec, make_writer
 
 RUNS = Path("runs")
@@ -27,24 +26,6 @@ def test_the_list_shows_each_run_and_its_state(cli):
     assert "1 of 3 runs finished" in result.out
     assert "* a recipe with changed values" in result.out
     assert "run.json was edited after it was written" in result.err
-
-
-def test_one_run_in_full(cli):
-    run = make_run(RUNS)
-    result = cli("runs", "show", run.folder)
-    assert result.code == 0
-    text = re.sub(r" +", " ", result.out)
-    for words in (
-        "status finished; 3 files verified",
-        "data set digits-lt (profile=exp, imbalance_ratio=50.0, seed=0, held_out=0.2)",
-        "trained on 100 examples of 3 classes, imbalance ratio 90",
-        "method logit-adjusted (tau=1.0)",
-        "model mlp (hidden=[32, 16])",
-        "overrides epochs=3",
-        "trained in 2.5 s on cpu",
-    ):
-        assert words in text
-    assert max(map(len, result.out.splitlines())) <= 80
 
 
 def test_the_shown_error_is_the_balanced_error(cli):
@@ -89,26 +70,11 @@ def test_packing_and_unpacking(cli):
     assert cli("runs", "unpack", "a.tar.gz", "--root", "copy", "--force", "--json").code == 0
 
 
-def test_packing_options(cli):
-    run = make_run(RUNS)
-    result = cli(
-        "runs", "pack", run.folder, "-o", "a.tgz", "--weights", "--full-precision", "--json"
-    )
-    document = json.loads(result.out)
-    assert document["runs"] == [run.folder.as_posix()]
-    assert document["bytes"] == os.path.getsize("a.tgz")
-    cli("runs", "unpack", "a.tgz", "--root", "copy")
-    copy = Run.open(Path("copy") / run.name)
-    assert copy.has_model
-    assert copy.record["splits"]["test"]["dtype"] == "float32"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["runs/digits-lt/X", "--out", "a.tgz"], "half written: its training did not finish"),
         (["runs", "--out", "a.tgz"], "none of the 1 runs there is finished"),
-        (["nowhere", "--out", "a.tgz"], "there is no folder nowhere"),
     ],
 )
 def test_what_can_not_be_packed(cli, arguments, message):

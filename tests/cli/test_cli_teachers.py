@@ -51,22 +51,6 @@ def test_a_student_names_its_teachers_and_is_judged(teachers, cli):
     assert len(find_runs("runs")) == 2  # other teachers, another run
 
 
-def test_several_teachers_may_follow_one_another(teachers, cli):
-    """As a shell writes them in the place of a pattern: `--teachers teachers/digits-lt/*`."""
-    several = sorted(teachers.glob("digits-lt/*"))
-    assert len(several) == 3
-    result = cli(*STUDENT, "--teachers", *several, "--out", "runs")
-    assert result.code == 0, result.err
-    (run,) = find_runs("runs")
-    assert len(run.spec.settings["teachers"]) == 2
-    assert all(f"--teachers {one}" in run.record["command"] for one in several)
-    same = cli(*STUDENT, "--teachers", teachers, "--out", "runs")
-    assert "Nothing to train: 1 run finished already" in same.err
-    stray = cli(*STUDENT, several[0], "--out", "runs")
-    assert stray.code == 2
-    assert f"got unexpected argument(s) {several[0]}; runs stand after --teachers" in stray.err
-
-
 def test_an_interrupted_student_is_resumed(teachers, cli, monkeypatch):
     words = (*TRAIN, "--set", "epochs=3", *LISTENING, "--teachers", teachers, "--out", "runs")
     real = engine.train_cohort
@@ -114,11 +98,8 @@ def test_refusals_come_before_any_work(teachers, cli):
     refused((*plain, "--teachers", softmax), "distill_weight 0, so the teachers")
     refused(STUDENT, "needs teachers; name their run folders (--teachers RUN)")
     refused((*STUDENT, "--teachers", together), "is an ensemble", "name its members")
-    refused((*STUDENT, "--teachers", "nowhere"), "nowhere is not a run folder")
     refused((*STUDENT, "--ratio", "10", "--teachers", softmax), "was trained on other data")
     refused((*STUDENT, "--held-out", "0.2", "--teachers", softmax), "its student holds out")
-    (softmax / "model.safetensors").unlink()
-    refused((*STUDENT, "--teachers", softmax), "lacks model.safetensors")
 
 
 def test_saved_logits_in_the_place_of_networks(teachers, cli):
@@ -131,49 +112,3 @@ def test_saved_logits_in_the_place_of_networks(teachers, cli):
     assert taught.code == 0, taught.err
     (run,) = find_runs("runs")
     assert run.spec.settings["teacher_logits"] is True
-    moved = cli(*words, "--teacher-logits", "--set", "flip=true")
-    assert "saved logits are of images as they are" in moved.err
-    alone = cli(*DIGITS, "--method", "softmax", "--teacher-logits")
-    assert alone.code == 2
-    assert "--teacher-logits needs --teachers" in alone.err
-
-
-def test_students_may_lie_beside_their_teachers(teachers, cli):
-    """The same command means the same teachers, whatever it wrote among them."""
-    words = (*STUDENT, "--teachers", teachers / "digits-lt", "--out", teachers)
-    assert cli(*words).code == 0
-    again = cli(*words)
-    assert again.code == 0
-    (student,) = (run for run in find_runs(teachers) if run.spec.settings.get("teachers"))
-    left_out = f"Left out: {student.folder}, which learnt from others in teachers/digits-lt (name"
-    assert left_out in " ".join(again.err.split())
-    assert "Nothing to train: 1 run finished already" in again.err
-    # Named by itself it teaches, and so it does in a folder without its teachers.
-    named = cli(*STUDENT, "--teachers", student.folder, "--out", "named")
-    assert named.code == 0, named.err
-    shutil.copytree(student.folder, Path("pupils") / student.name)
-    alone = cli(*STUDENT, "--teachers", "pupils", "--out", "alone")
-    assert alone.code == 0, alone.err
-    for out in ("named", "alone"):
-        (second,) = find_runs(out)
-        assert second.spec.settings["teachers"] == (student.name,)
-
-
-def test_teachers_that_answer_for_different_frequencies_are_told(teachers, cli):
-    (softmax,) = teachers.glob("*/softmax-*")
-    (adjusted,) = teachers.glob("*/logit-adjusted-*")
-    # All of two epochs would be warm-up, of which `train` tells too.
-    student = (*STUDENT, "--set", "warmup_epochs=1", "--out", "runs")
-    for words in (
-        (*student, "--teachers", teachers),
-        ("evaluate", softmax, adjusted, "--ensemble"),
-    ):
-        mixed = cli(*words)
-        assert mixed.code == 0, mixed.err
-        (warning,) = [line for line in mixed.err.splitlines() if "warning" in line]
-        assert "answer for different class frequencies" in warning
-        assert softmax.name in warning
-        assert adjusted.name in warning
-    alike = cli(*student, "--teachers", adjusted)
-    assert alike.code == 0
-    assert "warning" not in alike.err

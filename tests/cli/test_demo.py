@@ -1,10 +1,5 @@
 """`longtail demo`, as a newcomer meets it."""
 
-import html
-import json
-import re
-import shlex
-
 import pytest
 
 pytest.importorskip("plotly")
@@ -41,67 +36,6 @@ def test_it_writes_a_page_and_runs_that_can_be_reported_on_again(demo, tmp_path,
     assert len(list((folder / "runs" / "digits-lt").iterdir())) == 30
     assert main(["report", str(folder / "runs"), "--out", str(tmp_path / "again.html")]) == 0
     assert main(["runs", "list", str(folder / "runs"), "--json"]) == 0
-
-
-def commands(file):
-    """What a page says to type, and the sentence before it."""
-    section = re.search(r'<section id="again".*?</section>', file.read_text(), re.S)[0]
-    said = [html.unescape(line) for line in re.findall(r"longtail [^<\n]+", section)]
-    return said, section
-
-
-def test_the_page_says_one_command_that_makes_it_again(tmp_path, capsys):
-    from longtail.cli import main
-
-    folder = tmp_path / "my demo"
-    assert main(["demo", "--seeds", "1", "--out", str(folder), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["rows"][0]["seeds"] == [0]
-    (command,), section = commands(folder / "report.html")
-    assert command == f"longtail demo --seeds 1 --out '{folder}' --force"
-    assert "This trains the runs and makes this page from them:" in section
-    assert main([*shlex.split(command)[1:], "--json"]) == 0
-    assert main(["report", str(folder / "runs"), "--out", str(tmp_path / "b.html")]) == 0
-    (first, last), section = commands(tmp_path / "b.html")
-    assert first == f"longtail demo --seeds 1 --out '{folder}'"
-    assert "the last command makes this page" in section
-    assert main([*shlex.split(last)[1:], "--json"]) == 0
-
-
-@pytest.mark.slow
-def test_a_second_call_asks_for_force_and_then_prints_the_table(demo, capsys, monkeypatch):
-    from longtail.cli import main
-
-    _, folder = demo
-    assert main(["demo", "--out", str(folder)]) == 1
-    assert "exists; pass --force" in capsys.readouterr().err
-    monkeypatch.setenv("COLUMNS", "80")
-    (folder / "report.html").unlink()
-    assert main(["demo", "--out", str(folder)]) == 0  # the finished runs are used as they are
-    out = capsys.readouterr().out
-    assert "post-hoc logit adj." in out
-    note = "Weight norm. divides the whole logit, bias included (bias mode: scale)."
-    assert " ".join(out.split()).count(note) == 1
-    *lines, page, where, command = out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert page.strip() == str(folder / "report.html")
-    assert str(folder / "runs") in where
-    assert main(command.split()[1:]) == 0  # what is said to type next
-    assert "30 of 30 runs finished" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_every_command_finds_its_runs(demo, tmp_path, capsys):
-    from longtail.cli import main
-
-    _, folder = demo
-    for words in (
-        ("runs", "list", folder),
-        ("evaluate", folder),
-        ("evaluate", folder, "--split", "held-out"),
-        ("report", folder, "--out", tmp_path / "again.html"),
-    ):
-        assert main([*map(str, words)]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("missing", "extras"), [("plotly", "report"), ("torch", "torch,report")])

@@ -30,17 +30,6 @@ def copies(folders, tmp_path):
     return [shutil.copytree(folder, there / folder.name) for folder in folders]
 
 
-def refused(result):
-    """The one line of an error, without a traceback, and no page beside it."""
-    assert result.code == 1
-    assert result.out == ""
-    assert "Traceback" not in result.err
-    (line,) = result.err.splitlines()
-    assert line.startswith("longtail: error: ")
-    assert not Path("report.html").exists()
-    return line.removeprefix("longtail: error: ")
-
-
 def test_a_folder_of_runs_becomes_a_page_and_a_table(cli):
     result = cli("report", digits_root())
     assert result.code == 0
@@ -51,24 +40,6 @@ def test_a_folder_of_runs_becomes_a_page_and_a_table(cli):
     assert "Open report.html in a browser: it has a slider" in result.out
     page = Path("report.html").read_text()
     assert f"longtail report {digits_root()} --out report.html" in page
-
-
-def test_two_ensembles_in_one_folder_are_two_rows(cli, folders):
-    there = Path("runs/digits-lt")
-    for run in digits_runs():
-        if run.spec.method.name == "softmax" and not run.spec.dataset.held_out:
-            shutil.copytree(run.folder, there / run.folder.name)
-    softmax = sorted(there.iterdir())
-    adjusted = shutil.copytree(folders[0], there / folders[0].name)
-    for members in (softmax, [*softmax, adjusted]):
-        assert cli("evaluate", *members, "--ensemble").code == 0
-    shown = cli("report", there)
-    assert shown.code == 0, shown.err
-    judged = cli("evaluate", there)
-    for count in (2, 3):
-        assert f"ensemble ({count} runs) " in shown.out
-        assert f"ensemble ({count} runs) " in judged.out
-        assert f"ensemble ({count} runs)" in Path("report.html").read_text()
 
 
 def test_figures_and_a_title(cli, folders):
@@ -88,28 +59,17 @@ def test_the_numbers_as_json(cli, folders):
     assert 0 < rows["posthoc-logit-adjusted", "fixed"]["balanced_error"]["mean"] < 1
 
 
-def test_an_existing_page_asks_for_force(cli, folders):
+def test_an_existing_page_asks_for_force(cli, refused, folders):
     Path("old.html").write_text("mine")
-    message = refused(cli("report", *folders, "--out", "old.html"))
+    message = refused("report", *folders, "--out", "old.html")
     assert message == "old.html exists; pass --force to replace it."
     assert Path("old.html").read_text() == "mine"
     assert cli("report", *folders, "--out", "old.html", "--force").code == 0
     assert "<html" in Path("old.html").read_text()
 
 
-def test_an_existing_figure_asks_for_force(cli, folders):
-    Path("figs").mkdir()
-    Path("figs/groups.png").write_text("mine")
-    message = refused(cli("report", *folders, "--figures", "figs"))
-    assert message == "figs/groups.png exists; pass --force to replace it."
-
-
-@pytest.mark.parametrize("name", ["page.txt", "page"])
-def test_a_page_that_no_browser_would_open_is_refused(cli, folders, name):
-    assert refused(cli("report", *folders, "--out", name)) == (
-        f"--out writes a page for a browser, so its file must end in .html or .htm; got {name}."
-    )
-    assert not Path(name).exists()
+def test_a_page_that_no_browser_would_open_is_refused(cli, refused, folders):
+    assert "must end in .html or .htm" in refused("report", *folders, "--out", "a.txt")
     assert cli("report", *folders, "--out", "PAGE.HTM").code == 0
 
 
@@ -122,33 +82,17 @@ def test_a_half_written_run_among_others_is_left_out(cli, copies):
     assert record.exists()
 
 
-def test_runs_on_different_data(cli, folders):
+def test_runs_on_different_data(refused, folders):
     other = make_run(Path("runs"), make_spec(dataset="digits-lt", method="softmax"))
-    message = refused(cli("report", *folders, other.folder))
+    message = refused("report", *folders, other.folder)
     assert "have different numbers of classes" in message
     assert message.endswith("compare runs of one data set.")
 
 
-def test_a_split_that_was_not_evaluated(cli, folders):
-    message = refused(cli("report", *folders, "--split", "validation"))
-    assert "has no logits of the split 'validation' (there: test)" in message
-    assert "longtail evaluate" in message
-
-
-def test_a_missing_extra_is_named_before_anything_is_read(cli, monkeypatch):
+def test_a_missing_extra_is_named_before_anything_is_read(refused, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "plotly", None)
-    message = refused(cli("report", "nowhere"))
+    message = refused("report", "nowhere")
     assert message.startswith("this needs plotly")
     assert message.endswith("run: pip install 'longtail[report]'")
-
-
-def test_matplotlib_is_needed_only_for_figures(cli, folders, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "matplotlib, which is not installed" in refused(
-        cli("report", *folders, "--figures", "figs")
-    )
-    assert cli("report", *folders).code == 0

@@ -1,10 +1,8 @@
 """The official archives: what is read from them, and everything else that is refused."""
 
 import hashlib
-import io
 import os
 import pickle
-import tarfile
 
 import numpy as np
 import pytest
@@ -44,14 +42,6 @@ def test_both_forms_give_the_images_in_official_order(tmp_path, name, write):
         assert train.class_names[:2] == ("class_0", "class_1")
 
 
-def test_the_newer_name_of_numpys_module_is_admitted(tmp_path):
-    files, _, images = cifar_files()
-    old, new = b"numpy.core.multiarray", b"numpy._core.multiarray"
-    files = {name: content.replace(old, new) for name, content in files.items()}
-    train, _ = read_cifar(write_unpacked(tmp_path, files=files), name="cifar10")
-    np.testing.assert_array_equal(train.images, images)
-
-
 # What is refused.
 
 
@@ -65,19 +55,12 @@ class Evil:
 
 def evil_pickles(path):
     """(what is wrong, pickle); each that runs would make a file."""
-    text = repr(str(path)).encode()
     yield "a function", pickle.dumps(Evil(str(path)), protocol=2)
     yield "stack global", pickle.dumps(Evil(str(path)), protocol=4)
-    yield "inst", b"(S" + text + b"\nS'w'\niio\nopen\n."
-    yield "obj", b"(cio\nopen\nS" + text + b"\no."
-    yield "newobj", b"\x80\x02cio\nopen\n)\x81."
     yield "a persistent id", b"Pname\n."
-    yield "an extension", b"\x80\x02\x82\x01."
     yield "eval", b"cbuiltins\neval\n(S'1'\ntR."
-    yield "another of numpy", b"cnumpy\nload\n(S" + text + b"\ntR."
     yield "a dotted name", b"cnumpy\nndarray.__init__\n."
     yield "a huge array", b"cnumpy\nndarray\n(I99999999999\ntR."
-    yield "a state for a class", b"cnumpy\nndarray\n}S'shape'\nI1\nsb."
     yield (
         "another class of array",
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\nI0\nS'b'\ntR}b.",
@@ -121,12 +104,6 @@ def test_a_truncated_archive_says_so_and_how_to_get_it(tmp_path):
     ("file", "document", "message"),
     [
         ("data_batch_3", None, "lacks 'data_batch_3'"),
-        ("data_batch_3", {b"data": 3}, "is not the official archive"),
-        (
-            "data_batch_3",
-            {b"labels": [0, 1], b"data": pixels(1).reshape(1, -1)},
-            r"\d+ images but \d+ labels",
-        ),
         (
             "data_batch_3",
             {b"labels": [10], b"data": pixels(1).reshape(1, -1)},
@@ -142,23 +119,6 @@ def test_files_with_other_content_are_refused(tmp_path, file, document, message)
         files[file] = python2_pickle(document)
     with pytest.raises(InputError, match=message):
         read_cifar(write_archive(tmp_path, files=files), name="cifar10")
-
-
-def test_nothing_is_read_from_odd_members_of_an_archive(tmp_path):
-    # A link in the place of a file is not followed, nor does it end the reading.
-    files, _, _ = cifar_files()
-    path = tmp_path / "cifar-10-python.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        link = tarfile.TarInfo("cifar-10-batches-py/test_batch")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
-        tar.addfile(link)
-        for name, content in files.items():
-            if name != "test_batch":
-                entry = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
-    with pytest.raises(InputError, match="lacks 'test_batch'"):
-        read_cifar(path, name="cifar10")
 
 
 # The committed fingerprints.

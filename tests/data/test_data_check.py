@@ -1,7 +1,5 @@
 """A whole data set gone through: every kind of problem is found, and nothing else."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,9 +9,8 @@ from data_factory import (
     write_list,
     write_photos,
 )
-from longtail._checks import InputError
 from longtail.data.check import check_data
-from longtail.data.large import KINDS, LARGE, load_listed
+from longtail.data.large import KINDS, LARGE
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
 
@@ -79,22 +76,6 @@ def test_faults_of_the_lists_are_found_together(tmp_path):
         assert piece in text
 
 
-def test_a_list_that_judges_may_lack_a_class_but_not_a_published_one(tmp_path):
-    """Training takes it and judges by the others; only the training set must have them all."""
-    root = write_large(tmp_path / "imagenet-lt", counts=(3, 2, 2))
-    assert check_data(root, workers=1).absent == {}
-    path = root / "ImageNet_LT_test.txt"
-    path.write_text("\n".join(path.read_text().splitlines()[:2]))
-    result = check_data(root, workers=1)
-    assert (result.ok, result.absent) == (True, {"test": ["2"]})
-    result = check_data("imagenet-lt", data_dir=tmp_path, workers=1)
-    assert (result.absent, result.counts) == ({}, {"size": 3, "label": 3})
-    details = {(p.kind, Path(p.where).name): p.detail for p in result.problems}
-    size = details["size", "ImageNet_LT_train.txt"]
-    assert size == "has 7 images; the train set of ImageNet-LT has 115,846"
-    assert "no image has label 2, 3, 4" in details["label", "ImageNet_LT_test.txt"]
-
-
 def test_a_data_set_without_a_test_set_is_told_of_it(tmp_path):
     """Training refuses it, so it isn't sound; one list by itself has no other split."""
     write_photos(tmp_path, ["tree/train/a/1.jpg", "tree/train/b/1.jpg", "set/a.jpg", "set/b.jpg"])
@@ -104,38 +85,3 @@ def test_a_data_set_without_a_test_set_is_told_of_it(tmp_path):
         assert (problem.kind, problem.where) == ("split", str(tmp_path / folder))
         assert problem.detail == f"has no test set ({wanted}), which training needs"
     assert check_data(tmp_path / "set/train.txt", workers=1).ok
-    root = write_large(tmp_path / "inaturalist", "inaturalist")
-    (root / "iNaturalist18_train.txt").unlink()
-    found = check_data("inaturalist", data_dir=tmp_path, workers=1).problems[0]
-    assert "has no train set (iNaturalist18_train.txt or train2018.json)" in found.detail
-
-
-def test_images_beside_the_class_folders_are_found(tmp_path):
-    """In memory they are refused; from disk they are left out, which data sets say."""
-    write_photos(tmp_path, ["train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png"])
-    for file in ("train/notes.txt", "train/.hidden.png", "train/Thumbs.db"):
-        (tmp_path / file).write_text("x")
-    assert check_data(tmp_path, workers=1).ok
-    assert load_listed(tmp_path).stray == ()
-    stray = ("train/x.png", "train/y.JPG", "test/z.png")
-    write_photos(tmp_path, stray)
-    result = check_data(tmp_path, workers=1)
-    assert [(p.kind, p.where) for p in result.problems] == [
-        ("stray", str(tmp_path / file)) for file in stray
-    ]
-    data = load_listed(tmp_path)
-    assert data.stray == tuple(tmp_path / file for file in stray)
-    assert len(data.train) == 2
-
-
-def test_what_can_not_be_checked_is_refused(tmp_path):
-    write_large(tmp_path / "set")
-    write_photos(tmp_path / "tree", ["train/a/1.jpg", "test/a/1.jpg"])
-    with pytest.raises(InputError, match="`workers` must be a whole number, at least 1"):
-        check_data(tmp_path / "set", workers=0)
-    with pytest.raises(InputError, match="there is no data set, list or folder 'mnist'"):
-        check_data("mnist")
-    with pytest.raises(InputError, match=r"a folder of images; root \(--root\) is what the paths"):
-        check_data(tmp_path / "tree", root=tmp_path)
-    with pytest.raises(InputError, match=r"is a path; data_dir \(--data-dir\) is where data sets"):
-        check_data(tmp_path / "tree", data_dir=tmp_path)

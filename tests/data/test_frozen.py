@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from data_factory import pixels
 from longtail import InputError
-from longtail.data.hub_parquet import freeze, read_frozen, read_hub_parquet
+from longtail.data.hub_parquet import freeze, read_frozen
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.runs import DataSpec
 
@@ -55,13 +55,6 @@ def test_whatever_its_shape_it_comes_back(tmp_path_factory, channels, height, wi
 def test_equal_data_give_equal_bytes(tmp_path):
     one, two = freeze(make(), tmp_path / "a"), freeze(make(), tmp_path / "b")
     assert one.read_bytes() == two.read_bytes()
-
-
-def test_it_is_a_file_of_the_hub(tmp_path):
-    data = make()
-    found = read_hub_parquet(freeze(data, tmp_path / "a.parquet"))
-    assert len(found) == len(data.train) + len(data.test)
-    assert found.class_names == data.train.class_names
 
 
 def test_damaged_and_other_files_are_refused(tmp_path):

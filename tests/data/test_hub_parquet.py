@@ -1,12 +1,9 @@
 """Parquet files as the hub lays them out."""
 
-import io
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from data_factory import encoded, pixels, write_parquet
 from longtail import InputError
@@ -30,16 +27,6 @@ def test_images_labels_and_names_come_back(tmp_path, kind, label):
     assert steps == [(256, 600, "images"), (512, 600, "images"), (600, 600, "images")]
 
 
-def test_formats_may_be_mixed_and_parts_follow_one_another(tmp_path):
-    images = pixels(4)
-    blobs = [encoded(images[0]), encoded(images[1], "WEBP"), encoded(images[2], "BMP")]
-    one = write_parquet(tmp_path / "a.parquet", blobs, [0, 1, 2], names=NAMES)
-    two = write_parquet(tmp_path / "b.parquet", images[3:], [1], names=NAMES)
-    found = read_hub_parquet([one, two])
-    np.testing.assert_array_equal(found.images, images)
-    assert found.labels.tolist() == [0, 1, 2, 1]
-
-
 def test_grey_images_have_one_channel_unless_some_have_colour(tmp_path):
     grey = pixels(3, shape=(1, 5, 4))
     path = write_parquet(tmp_path / "a.parquet", grey, [0, 1, 0], column="image")
@@ -61,19 +48,6 @@ def test_cifar_100s_fine_labels_are_taken_not_the_coarse_ones(tmp_path):
     assert read_hub_parquet(path).labels.tolist() == [7, 3]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"column": "picture"}, r"must have a column of images, img or image; .* are pict"),
-        ({"label": "y"}, r"a column of labels, fine_label or label; its columns are img, y"),
-    ],
-)
-def test_a_file_without_the_columns_is_refused(tmp_path, change, message):
-    path = write_parquet(tmp_path / "a.parquet", pixels(2), [0, 1], **change)
-    with pytest.raises(InputError, match=message):
-        read_hub_parquet(path)
-
-
 def test_an_image_of_another_size_is_named(tmp_path):
     blobs = [encoded(image) for image in pixels(300)]
     blobs[290] = encoded(pixels(1, shape=(3, 32, 31))[0])
@@ -83,21 +57,6 @@ def test_an_image_of_another_size_is_named(tmp_path):
         read_hub_parquet([one, two])
     with pytest.raises(InputError, match=r"image 0 of .* is 32 x 32 pixels .* 8 x 8"):
         read_hub_parquet(one, size=(8, 8))
-
-
-def test_pixels_that_would_lose_something_are_refused(tmp_path):
-    def saved(image):
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        return file.getvalue()
-
-    for image, mode in (
-        (Image.new("RGBA", (4, 4), (1, 2, 3, 4)), "RGBA"),
-        (Image.fromarray(np.full((4, 4), 1000, np.uint16)), "I;16"),
-    ):
-        path = write_parquet(tmp_path / "a.parquet", [saved(image)], [0])
-        with pytest.raises(InputError, match=f"mode '{mode}'"):
-            read_hub_parquet(path)
 
 
 def test_a_truncated_file_is_refused(tmp_path):

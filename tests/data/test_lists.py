@@ -1,21 +1,14 @@
 """Lists of images on disk: ImageNet-LT, Places-LT, iNaturalist, folders; good and bad ones."""
 
 import json
-import os
-import pickle
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data_factory import (
-    LIST_NAMES,
     competition,
-    encoded,
     listed_entries,
-    pixels,
     write_clutter,
     write_folder,
     write_large,
@@ -28,8 +21,6 @@ from longtail.data.lists import ListedImages, read_image_folder
 from longtail.runs import DataSpec
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
-
-REAL = Path(os.environ.get("LONGTAIL_DATA", "-"))
 
 
 def touched(root, paths):
@@ -89,34 +80,16 @@ def test_the_fingerprint_tells_lists_apart_and_not_their_places(tmp_path):
     assert first.spec == DataSpec("images", settings={"list": first.fingerprint[:16]})
 
 
-def test_examples_can_be_taken_and_sent_to_another_process():
-    data = ListedImages(Path("r"), ["a", "bb", "ccc"], np.array([0, 1, 1]), ("x", "y"), "n")
-    assert data.counts.tolist() == [1, 2]
-    part = data.take(np.array([2, 0]))
-    assert part.paths.tolist() == [b"ccc", b"a"]
-    assert part.labels.tolist() == [1, 0]
-    assert (part.class_names, part.name, part.root) == (("x", "y"), "n", Path("r"))
-    assert pickle.loads(pickle.dumps(data)).fingerprint == data.fingerprint
-
-
 BAD = {
-    "\n \n": "line list.txt: the list is empty; it needs lines `path label`",
     "a/1.jpg 0\na/2.jpg\n": "line list.txt:2: a line is `path label`; got 'a/2.jpg' alone",
     "a/1.jpg 0\na/2.jpg cat\n": "label list.txt:2: the label must be a whole number, 0 or more; "
     "got 'cat'",
-    "a.jpg 0\nb.jpg 99999999999\n": "label list.txt:2: the label must be a whole number, 0 or "
-    "more; got '99999999999'",
-    "a.jpg 0\na/2.jpg 900000000\n": "label list.txt: labels must be 0 .. 900000000 without holes, "
-    "but no image has label 1, 2, 3 and 899,999,996 more",
-    "a/1.jpg 0\n./a//1.jpg 0\n": "duplicate list.txt:2: './a//1.jpg' is on line 1 already "
-    "(label 0)",
     "a.jpg 0\na/1.jpg 1\na/1.jpg 0\n": "duplicate list.txt:3: 'a/1.jpg' is on line 2 already "
     "(label 0, and 1 there)",
     "a 0\n/a/1.jpg 0\n": "path list.txt:2: a path must be relative to the image root; '/a/1.jpg' "
     "is absolute",
     "a..b/..x.jpg 0\n./../x.jpg 0\n": "path list.txt:2: a path must stay below the image root; "
     "'./../x.jpg' has '..' in it",
-    "a 0\nb/ 0\n": "path list.txt:2: a path must name a file; 'b/' is a folder",
 }
 
 
@@ -126,14 +99,12 @@ def test_faults_of_lists_are_named_with_their_line(tmp_path, monkeypatch, text):
     assert read_text(Path(), text)[1] == [BAD[text]]
 
 
-def test_the_first_fault_stops_loading_and_the_others_are_counted(tmp_path):
-    write_splits(tmp_path, train=["1.jpg", "2.jpg"], test=["3.jpg", "4.jpg"])
-    (tmp_path / "train.txt").write_text("1.jpg x\n2.jpg y\n")
-    with pytest.raises(InputError, match=r"txt:1: the label .* 'x' \(and 2 more; `longtail data"):
-        load_listed(tmp_path)
-
-
-@pytest.mark.parametrize("spelt", ["a/1.jpg", "./a/1.jpg", "a//1.jpg"])
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        "./a/1.jpg",
+    ],
+)
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_a_training_file_in_another_split_is_refused(tmp_path, spelt, split):
     lists = {"train": ["a/1.jpg", "a/2.jpg"], "val": ["a/3.jpg", "a/4.jpg"]}
@@ -179,34 +150,6 @@ def test_every_data_set_is_found_by_name_and_by_folder(tmp_path, form):
         load_listed(form, data_dir=tmp_path)
 
 
-def test_images_and_lists_may_be_apart(tmp_path, monkeypatch):
-    write_large(tmp_path / "images", "imagenet-lt")
-    (tmp_path / "lists").mkdir()
-    for name in LIST_NAMES["imagenet-lt"].values():
-        (tmp_path / "images" / name).rename(tmp_path / "lists" / name)
-    monkeypatch.setenv("LONGTAIL_DATA", str(tmp_path / "lists"))
-    with pytest.raises(InputError, match=r"10 of the 10 files .* are not in .*lists"):
-        load_listed("imagenet-lt", verify=False)
-    data = load_listed("imagenet-lt", root=tmp_path / "images", verify=False)
-    assert len(data.train) == 10
-    with pytest.raises(InputError, match=r"there is no folder .*gone, the image root of .*--root"):
-        load_listed(tmp_path / "lists", root=tmp_path / "gone")
-
-
-def test_what_is_not_there_is_said_by_name(tmp_path):
-    with pytest.raises(InputError, match=r"where the lists of places-lt are \(Places_LT_train"):
-        find_sources("places-lt")
-    with pytest.raises(InputError, match=r"no list of iNaturalist 2018 .* or train2018\.json and"):
-        find_sources("inaturalist", data_dir=tmp_path)
-    with pytest.raises(InputError, match="the data sets on disk are imagenet-lt, places-lt"):
-        find_sources("imagenet")
-    with pytest.raises(InputError, match="has neither lists"):
-        find_sources(tmp_path)
-    write_splits(tmp_path, train=["1.jpg"])
-    with pytest.raises(InputError, match=r"has no test set \(test\.txt\), which training needs"):
-        load_listed(tmp_path)
-
-
 def test_the_competition_file_is_joined_by_ids(tmp_path):
     entries = listed_entries([3, 1, 2], form="inaturalist")
     judged = listed_entries([1, 1, 1], form="inaturalist", split="test")
@@ -231,27 +174,16 @@ def put(part, position, **values):
 SHAPE = r"is no competition file with labels, \{images: .*val2018\.json"
 REFUSED_JSON = {
     "test set": (lambda document: document.pop("annotations"), SHAPE),
-    "field": (lambda document: document["images"][1].pop("file_name"), SHAPE),
-    "kind of id": (put("images", 1, id={}), SHAPE),
     "ids": (put("categories", 0, id=7), r"category ids must be 0 \.\. L - 1, each once"),
 }
 FAULTY_JSON = {
-    "category": (put("annotations", 0, category_id=9), "must lie in 0 .. 2; that of image 12 is 9"),
     "no annotation": (
         lambda document: document["annotations"].pop(),
         "image 10, 'train_val2018/Plantae/0/",
     ),
-    "no image": (lambda document: document["images"].pop(), "1 annotations are of no image"),
     "two labels": (
         lambda document: document["annotations"].append({"image_id": 10, "category_id": 2}),
         "image 10 has two labels, 0 and 2",
-    ),
-    "absolute": (put("images", 0, file_name="/x.jpg"), "'/x.jpg' is absolute"),
-    "file twice": (
-        lambda document: document["images"][1].update(
-            file_name="./" + document["images"][0]["file_name"]
-        ),
-        "is in `images` twice",
     ),
 }
 
@@ -287,40 +219,6 @@ def test_folders_are_listed_as_people_count(tmp_path):
         load_listed(tmp_path)
 
 
-def test_odd_names_of_files_are_names(tmp_path):
-    """A line end, and bytes that are no text."""
-    names = [b"1.jpg", b"a\nb.jpg", b"\xff.jpg"]
-    for split in ("train", "test"):
-        (tmp_path / split / "c").mkdir(parents=True)
-        for name in names:
-            Path(os.fsdecode(os.fsencode(tmp_path / split / "c") + b"/" + name)).touch()
-    data = load_listed(tmp_path)
-    assert sorted(data.train.paths) == sorted(b"c/" + name for name in names)
-    assert len(data.train.missing_files()) == 0
-
-
-def test_half_a_million_lines_take_about_a_second_and_little_memory(tmp_path):
-    lines = (f"train_val2018/Plantae/{i % 8142}/{i:032x}.jpg {i % 8142}" for i in range(437_513))
-    (tmp_path / "train.txt").write_text("\n".join(lines))
-    lines = (f"train_val2018/Plantae/{i}/test.jpg {i}" for i in range(8142))
-    (tmp_path / "test.txt").write_text("\n".join(lines))
-    started = time.process_time()
-    data = load_listed(tmp_path, check_files=False).train
-    assert time.process_time() - started < 5  # about one on a quiet machine
-    assert (len(data), data.num_classes) == (437_513, 8142)
-    assert len(pickle.dumps(data)) < 45e6
-
-
-def test_the_real_list_of_imagenet_lt():
-    path = REAL / "lists" / "ImageNet_LT_val.txt"
-    if not path.is_file():
-        pytest.skip("LONGTAIL_DATA has no lists/ImageNet_LT_val.txt")
-    listing, problems = read(path)
-    assert problems == []
-    assert np.bincount(listing.labels).tolist() == [20] * 1000
-    assert listing.paths[0] == b"train/n01440764/n01440764_762.JPEG"
-
-
 # Folders read into memory.
 
 
@@ -334,18 +232,6 @@ def test_classes_and_images_come_in_the_order_people_count_in(tmp_path):
     assert found.labels.tolist() == [0, 0, 1, *[2] * 12, 3, 4]
 
 
-def test_palettes_and_grey_images_lose_nothing(tmp_path):
-    colour = pixels(1, shape=(3, 6, 5))[0]
-    palette = Image.fromarray(colour.transpose(1, 2, 0)).quantize(64)
-    (tmp_path / "a").mkdir()
-    palette.save(tmp_path / "a" / "1.png")
-    (tmp_path / "a" / "2.png").write_bytes(encoded(pixels(1, shape=(1, 6, 5))[0]))
-    found = read_image_folder(tmp_path)
-    assert found.image_shape == (3, 6, 5)
-    shown = np.asarray(palette.convert("RGB")).transpose(2, 0, 1)
-    np.testing.assert_array_equal(found.images[0], shown)
-
-
 def test_clutter_is_passed_over(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1})
     write_clutter(tmp_path)
@@ -357,8 +243,6 @@ def test_clutter_is_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("a/notes.txt", r"notes\.txt is no image"),
-        ("a/more/1.png", r"a/more can't be read: Is a directory"),
         ("stray.png", "images that are in no class folder: stray.png"),
         ("a/broken.jpg", r"a/broken\.jpg is no image"),
     ],

@@ -49,9 +49,7 @@ def write_hub(folder, name="cifar10", *, inside="", parts=1):
 
 WRITERS = {
     "archive": lambda folder, name: write_archive(folder, name),
-    "archive inside": lambda folder, name: write_archive(folder / name, name),
     "unpacked": lambda folder, name: write_unpacked(folder, name),
-    "unpacked inside": lambda folder, name: write_unpacked(folder / name, name),
     "parquet": lambda folder, name: write_hub(folder, name),
     "parquet parts": lambda folder, name: write_hub(
         folder, name, inside="plain_text" if name == "cifar10" else "cifar100", parts=3
@@ -133,15 +131,6 @@ def test_a_folder_keeps_its_own_class_sizes(tmp_path):
     assert load(str(root)).spec == data.spec
 
 
-def test_folders_of_one_name_have_different_specs(tmp_path):
-    for number in (1, 2):
-        write_folder(tmp_path / f"{number}/set/train", {"a": 2, "b": 1}, seed=10 * number)
-        write_folder(tmp_path / f"{number}/set/test", {"a": 1, "b": 1})
-    one, two = load(tmp_path / "1/set").spec, load(tmp_path / "2/set").spec
-    assert one.name == two.name == "set"
-    assert one != two
-
-
 def test_what_is_wrong_with_a_folder(tmp_path):
     with pytest.raises(InputError, match="there is no train and no test folder"):
         load(tmp_path)
@@ -153,14 +142,6 @@ def test_what_is_wrong_with_a_folder(tmp_path):
         load(tmp_path)
     (tmp_path / "test" / "c").rename(tmp_path / "test" / "b")
     load(tmp_path)
-    write_folder(tmp_path / "grey" / "train", {"a": 1})
-    write_folder(tmp_path / "grey" / "test", {"a": 1}, shape=(1, 6, 5))
-    with pytest.raises(InputError, match="all grey or all colour; they have 3 and 1 channels"):
-        load(tmp_path / "grey")
-    write_folder(tmp_path / "big" / "train", {"a": 1})
-    write_folder(tmp_path / "big" / "test", {"a": 1}, shape=(3, 7, 5))
-    with pytest.raises(InputError, match=r"test/a/0\.png is 7 x 5 pixels .* must be 6 x 5"):
-        load(tmp_path / "big")
 
 
 # Frozen files.
@@ -182,24 +163,9 @@ def test_a_frozen_file_by_its_path_and_by_the_name_of_what_it_holds(tmp_path):
     ):
         assert found.train.fingerprint == exp.train.fingerprint
         assert found.spec == exp.spec
-    found = load("cifar10-lt", data_dir=travel, profile="step", imbalance_ratio=4)
-    assert found.train.fingerprint == step.train.fingerprint
     with pytest.raises(InputError) as caught:
         load("cifar10-lt", data_dir=travel)
     assert "(a.parquet is exp, ratio 4; b.parquet is step, ratio 4)" in str(caught.value)
-    with pytest.raises(InputError, match=r"no other one either\). To get it"):
-        load("cifar100-lt", data_dir=travel)
-    (travel / "0.parquet").write_bytes((travel / "a.parquet").read_bytes()[:-1])
-    load("cifar10-lt", data_dir=travel, imbalance_ratio=4)
-
-
-@pytest.mark.parametrize(
-    "options", [{"imbalance_ratio": 10}, {"profile": "step"}, {"seed": 2}, {"counts": [1] * 10}]
-)
-def test_a_frozen_subset_can_not_be_changed(tmp_path, options):
-    path = freeze(load("digits-lt"), tmp_path / "a.frozen")
-    with pytest.raises(InputError, match=r"profile exp, ratio 50, seed 0 .* can't be changed"):
-        load(path, **options)
 
 
 # Official or not.
@@ -225,22 +191,13 @@ def test_other_data_are_refused(tmp_path, small_is_official):
         load("cifar10-lt", data_dir=tmp_path / "wrong", imbalance_ratio=4)
     assert "or in another order" in str(caught.value)
     assert "verify=False" in str(caught.value)
-    files, _, _ = cifar_files(test_per_class=3)
-    write_archive(tmp_path / "other", files=files)
-    with pytest.raises(InputError, match=r"the test set in .* is not the official CIFAR-10"):
-        load("cifar10-lt", data_dir=tmp_path / "other", imbalance_ratio=4)
 
 
 # Missing data and bad options.
 
 
-def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypatch):
+def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path):
     with pytest.raises(InputError, match=r"data_dir .* or LONGTAIL_DATA must name"):
-        load("cifar100-lt")
-    with pytest.raises(InputError, match=r"must name their folder, but names .*nowhere"):
-        load("cifar100-lt", data_dir=tmp_path / "nowhere")
-    monkeypatch.setenv("LONGTAIL_DATA", str(tmp_path / "gone"))
-    with pytest.raises(InputError, match=r"must name their folder, but names .*gone"):
         load("cifar100-lt")
     with pytest.raises(InputError) as caught:
         load("cifar100-lt", data_dir=tmp_path)
@@ -258,13 +215,9 @@ def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypat
     ("options", "message"),
     [
         ({"imbalance_ratio": 0.01}, r"at least 1; got 0.01; did you mean 100\?"),
-        ({"imbalance_ratio": 1000}, "leaves class 7 without examples"),
         ({"profile": "linear"}, "must be one of 'exp', 'step', 'natural'; got 'linear'"),
-        ({"profile": "natural"}, "need `counts`"),
-        ({"profile": "exp", "counts": [1] * 10}, "`counts` decide the profile"),
         ({"counts": [1] * 9}, "the profile has 9 classes but digits-lt has 10"),
         ({"counts": [1] * 9 + [900]}, "class 9 has 120 examples but the profile asks for 900"),
-        ({"counts": [1] * 9 + [0]}, r"leaves class\(es\) 9 without examples"),
     ],
 )
 def test_bad_options_get_one_clear_error(options, message):

@@ -6,19 +6,6 @@ from longtail.data.digits import load_digits_lt
 from longtail.data.subsets import held_out_split, long_tailed_indices
 
 
-def test_the_subset_follows_the_literatures_rule():
-    labels = np.random.default_rng(1).integers(4, size=400)
-    counts = np.array([40, 20, 10, 5])
-    random = np.random.RandomState(0)
-    expected = []
-    for label, count in enumerate(counts):
-        mine = [i for i in range(400) if labels[i] == label]
-        mine = np.array(mine)
-        random.shuffle(mine)
-        expected += mine[:count].tolist()
-    assert long_tailed_indices(labels, counts).tolist() == expected
-
-
 def test_subsets_of_different_ratios_are_nested():
     labels = np.repeat(np.arange(3), 50)
     small = set(long_tailed_indices(labels, np.array([50, 10, 2])).tolist())

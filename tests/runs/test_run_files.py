@@ -87,19 +87,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_a_key_that_is_there_twice_is_refused(tmp_path):
-    (tmp_path / "a.json").write_text('{"cat": 1, "dog": {"x": 2, "x": 3}}')
-    with pytest.raises(InputError, match=r"a\.json is not valid JSON: the key 'x' is twice"):
-        files.read_json(tmp_path / "a.json")
-
-
-def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
-    files.write_bytes(tmp_path / "a", b"1")
-    (tmp_path / "a").chmod(0o640)
-    files.write_bytes(tmp_path / "a", b"2")
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
-
-
 def test_two_processes_on_one_folder_refuse_each_other(tmp_path):
     with (
         files.exclusive(tmp_path / "run"),
@@ -122,7 +109,6 @@ def test_content_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
 
 
-# A file-size limit makes the kernel refuse in the middle of a write, as a full disk does.
 LIMITED = """
 import resource, sys, os
 import numpy as np
@@ -133,6 +119,19 @@ try:
 except OSError as error:
     print(error.errno, error.filename, sorted(os.listdir(sys.argv[1])))
 """
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text('{"cat": 1, "dog": {"x": 2, "x": 3}}')
+    with pytest.raises(InputError, match=r"a\.json is not valid JSON: the key 'x' is twice"):
+        files.read_json(tmp_path / "a.json")
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
+    files.write_bytes(tmp_path / "a", b"1")
+    (tmp_path / "a").chmod(0o640)
+    files.write_bytes(tmp_path / "a", b"2")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
-import copy
 import hashlib
 import json
-import pickle
 import re
 
 import numpy as np
@@ -48,20 +46,12 @@ def test_a_spec_survives_a_file_exactly(model, method, recipe, seed):
     assert json.dumps(again.to_json(), allow_nan=False) == text
 
 
-def test_a_spec_survives_pickle_and_deepcopy():
-    spec = make_spec()
-    assert pickle.loads(pickle.dumps(spec)) == spec
-    assert copy.deepcopy(spec).hash8 == spec.hash8
-
-
 def test_a_spec_can_not_be_changed():
     spec = make_spec()
     with pytest.raises(AttributeError):
         spec.seed = 1
     with pytest.raises(TypeError, match="make a new spec"):
         spec.method.settings["tau"] = 2.0
-    with pytest.raises(TypeError, match="make a new spec"):
-        spec.method.settings |= {"tau": 2.0}
     given_list = [1, 2]
     spec = make_spec(model=Part("mlp", {"hidden": given_list}))
     given_list.append(3)
@@ -73,11 +63,8 @@ def test_a_spec_can_not_be_changed():
     [
         {"seed": 5},
         {"method": Part("logit-adjusted", {"tau": 1.5})},
-        {"method": Part("softmax", {"tau": 1.0})},
         {"model": Part("mlp", {"hidden": [16, 32]})},
         {"dataset": DataSpec("digits-lt", "exp", 100.0, held_out=0.2)},
-        {"dataset": DataSpec("digits-lt", "step", 50.0, held_out=0.2)},
-        {"dataset": DataSpec("digits-lt", "exp", 50.0, held_out=0.1)},
         {"dataset": DataSpec("digits-lt", "exp", 50.0, seed=1, held_out=0.2)},
         {"recipe": RecipeSpec("digits", {"epochs": 4, "lr": 0.1, "milestones": [1, 2]})},
         {"settings": {"precision": "bfloat16"}},
@@ -123,13 +110,6 @@ def test_the_difference_names_each_value():
     assert make_spec().difference(make_spec()) == []
 
 
-def test_an_unknown_field_is_refused():
-    document = make_spec().to_json()
-    document["dataset"]["resolution"] = 64
-    with pytest.raises(InputError, match=r"`dataset` has unknown field\(s\) resolution; known are"):
-        RunSpec.from_json(document)
-
-
 def test_a_missing_field_is_refused_and_a_missing_default_filled():
     document = make_spec(seed=0).to_json()
     del document["seed"], document["dataset"]["held_out"]
@@ -143,16 +123,9 @@ def test_a_missing_field_is_refused_and_a_missing_default_filled():
     ("build", "message"),
     [
         (lambda: make_spec(seed=-1), "`seed` must be a whole number, at least 0; got -1"),
-        (lambda: make_spec(seed=True), "`seed` must be a whole number, at least 0; got True"),
         (lambda: make_spec(dataset="../etc"), "since folders are named after it; got '../etc'"),
-        (lambda: make_spec(dataset=3), "`dataset` must be a JSON object; got 3"),
         (lambda: DataSpec("a", "exp", 0.5), "imbalance_ratio` must be a number, at least 1; got"),
-        (lambda: DataSpec("a", held_out=1.0), "at least 0 and below 1; got 1.0"),
         (lambda: Part("a", {"x": float("nan")}), "`settings.x` must be a finite number, text"),
-        (lambda: Part("a", {"x": [object()]}), "`settings.x[0]` must be a finite number, text"),
-        (lambda: Part("a", [1]), "`settings` must map names to values; got [1]"),
-        (lambda: RecipeSpec("a", {"lr": 1}, {"lr": 2}), "overrides` must be among `recipe.values`"),
-        (lambda: RunSpec.from_json([1]), "`spec` must be a JSON object; got [1]"),
     ],
 )
 def test_bad_specs_say_why(build, message):
