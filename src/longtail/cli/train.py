@@ -244,7 +244,7 @@ def train(
       longtail train --dataset photos --method softmax --method logit-adjusted
       longtail train --dataset photos --method softmax --weights r50.safetensors
       longtail train --dataset a.parquet --method softmax --set lr=0.05
-      longtail train --dataset features.npz --method softmax --method logit-adjusted
+      longtail train --dataset features.npz --method logit-adjusted --seeds 5
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
 
     Images on disk (imagenet-lt, places-lt, inaturalist, a folder of lists) train one run at a
