@@ -280,7 +280,7 @@ def test_the_data_are_found_again_from_the_spec(cli, profile):
     assert cli("train", "--dataset", "birds", *train, *profile, "--no-evaluate").code == 0
     result = cli("evaluate", "runs")
     assert result.code == 1
-    assert "was trained on 'birds', a folder of images or a frozen file; say where" in result.err
+    assert "was trained on 'birds', a folder of images, a frozen file or embeddings; say where" in result.err
     assert cli("evaluate", "runs", "--dataset", "birds").code == 0
     (run,) = find_runs("runs")
     assert run.record["splits"]["test"]["examples"] == 21

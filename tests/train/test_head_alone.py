@@ -111,7 +111,7 @@ def test_networks_for_images_are_refused(tmp_path):
         DataSpec("e"), method="softmax", recipe="embeddings", seed=0,
         overrides={"model": "small-conv"},
     )  # fmt: skip
-    with pytest.raises(InputError, match="choose head"):
+    with pytest.raises(InputError, match="choose another network"):
         train(spec, DATA, root=tmp_path)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console, _data, _training
-from longtail.cli._console import JsonOption
+from longtail.cli._console import JsonOption, option
 
 if TYPE_CHECKING:
     from longtail.cli._training import AnyData
@@ -72,82 +72,35 @@ def train(
     context: typer.Context,
     dataset: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="cifar10-lt, cifar100-lt, digits-lt, a frozen file, a folder of images or a file "
-            "of embeddings (.npz, .npy, .parquet); or, streamed from disk, imagenet-lt, places-lt, "
-            "inaturalist or a folder of lists.",
-            autocompletion=_data._complete,
-        ),
+        option("NAME", "A name, folder or file; see above.", autocompletion=_data._complete),
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="METHOD",
-            help="What to train, see above; repeat it for several.",
-            autocompletion=_complete_method,
-        ),
+        option("METHOD", "See above; repeat it for several.", autocompletion=_complete_method),
     ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Train each method N times, seeds 0 to N-1."),
-    ] = None,
-    seed: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=0, metavar="K", help="Or this very seed; repeat it for several. 0 if absent."
-        ),
-    ] = None,
+    seeds: Annotated[int | None, option("N", "Seeds 0 to N-1 of each method.", min=1)] = None,
+    seed: Annotated[list[int] | None, option("K", "Or this seed; repeatable.", min=0)] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="paper, tuned, strong, strong-student, released, ldam, digits, imagenet-lt, "
-            "inaturalist, finetune, scratch or embeddings. If absent, tuned for the CIFARs, "
-            "imagenet-lt for Places-LT, else the data set's own; for your own images scratch, with "
-            "--weights finetune, completed by what the images are.",
-            autocompletion=_complete_recipe,
-        ),
+        option("NAME", "If absent, what suits the data.", autocompletion=_complete_recipe),
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the recipe, such as lr=0.05; repeatable.",
-        ),
+        list[str] | None, option("KEY=VALUE", "Change the recipe: lr=0.05; repeatable.", "--set")
     ] = None,
     weights: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Start from these weights, with torchvision's names: safetensors, or a torch "
-            "file of tensors.",
-        ),
+        Path | None, option("FILE", "Start from these, with torchvision's names.")
     ] = None,
     teachers: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN",
-            help="Learn from finished runs as well, one or several, or all of a folder.",
-        ),
+        list[Path] | None, option("RUN", "Learn from finished runs, or a folder's.")
     ] = None,
     more: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN", help="Teachers after the first.")
     ] = None,
     teacher_logits: Annotated[
-        bool,
-        typer.Option(
-            "--teacher-logits",
-            help="Learn from the teachers' saved logits (evaluate --split train), not networks; "
-            "for recipes without augmentation.",
-        ),
+        bool, option(None, "From their logits (evaluate --split train).", "--teacher-logits")
     ] = False,
     held_out: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", help="Keep this fraction of each class out of training, to choose tau on."
-        ),
+        float | None, option("X", "Keep out this share of each class, for tau.")
     ] = None,
     data_dir: _data.DataDirOption = None,
     profile: _data.ProfileOption = None,
@@ -155,62 +108,34 @@ def train(
     counts: _data.CountsOption = None,
     fit: _data.FitOption = False,
     subset_seed: _data.SubsetSeedOption = 0,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder of runs.")
-    ] = Path("runs"),
+    out: Annotated[Path, option("FOLDER", "The folder of runs.", "--out", "-o")] = Path("runs"),
     device: _training.DeviceOption = "auto",
     precision: Annotated[
-        Precision, typer.Option(help="auto is bfloat16 on a GPU and float32 on a CPU.")
+        Precision, option("NAME", "float32, bfloat16; auto: by the device.")
     ] = Precision.auto,
     together: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Runs at a time on a GPU, 16 if absent; a CPU trains one after another.",
-        ),
+        int | None, option("N", "Runs at a time on a GPU; 16 if absent.", min=1)
     ] = None,
     root: _training.RootOption = None,
     workers: _training.WorkersOption = None,
     micro_batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Images on disk: how many go through the network at once, 256 if absent; "
-            "gradients of a larger batch add up.",
-        ),
+        int | None, option("N", "On disk: images at once; gradients add up.", min=1)
     ] = None,
     on_error: Annotated[
-        OnError,
-        typer.Option(
-            "--on-error",
-            help="Images on disk: one that can't be decoded stops training, or is skipped and "
-            "counted.",
-        ),
+        OnError, option("stop|skip", "On disk: what can't be decoded.", "--on-error")
     ] = OnError.stop,
     compiled: Annotated[
         bool | None,
-        typer.Option(
-            "--compile/--no-compile",
-            help="Images on disk: torch.compile the network; if absent, on a GPU.",
-        ),
+        option(None, "On disk: torch.compile; on a GPU if absent.", "--compile/--no-compile"),
     ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also log into each run's tensorboard folder.")
+        bool, option(None, "Also log into each run's folder.", "--tensorboard")
     ] = False,
     evaluate: Annotated[
-        bool,
-        typer.Option(
-            "--evaluate/--no-evaluate", help="Judge the trained runs on the test set afterwards."
-        ),
+        bool, option(None, "Judge the runs on the test set.", "--evaluate/--no-evaluate")
     ] = True,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Continue this run folder.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Train again, from the start, what is there already.")
-    ] = False,
+    resume: Annotated[Path | None, option("RUN", "Continue this run folder.")] = None,
+    force: Annotated[bool, option(None, "Train again what is there already.", "--force")] = False,
     json: JsonOption = False,
 ) -> None:
     """Train on long-tailed images: many runs together on one GPU, or one run on many.
@@ -219,39 +144,22 @@ def train(
     judged on it. The same command goes on where it was interrupted, and trains nothing twice.
 
     \b
-    METHOD is a loss, and what comes on top of it; settings follow a colon:
-      softmax
-      logit-adjusted:tau=1.5
-      ldam+drw:start=120
-      balanced+label-smoothing:epsilon=0.05
-      softmax+over-sampling
-
-    `longtail explain` lists the losses; on top come drw, label-smoothing, over-sampling,
-    under-sampling and sqrt-sampling. Post-hoc methods need no training: `longtail report`
-    computes them from softmax runs.
-
-    With --teachers the runs also learn from the mean logits of finished runs of the same data,
-    as much as the recipe's distill_weight says (that of strong-student is 0.8); the teachers
-    become part of their specs. Of a folder all finished runs are taken, but for those that learnt
-    from others in it: students may go into their teachers' folder.
+    DATASET  cifar10-lt, cifar100-lt, digits-lt, a frozen file, embeddings (.npz,
+             .npy, .parquet) or a folder of images; streamed from disk:
+             imagenet-lt, places-lt, inaturalist or a folder of lists
+    METHOD   a loss, and what comes on top: softmax, logit-adjusted:tau=1.5,
+             ldam+drw:start=120, balanced+label-smoothing, softmax+over-sampling
+             (`longtail explain` lists them; post-hoc methods need no training)
+    RECIPE   tuned, paper, strong, strong-student, released, ldam, digits,
+             imagenet-lt, inaturalist, finetune, scratch, embeddings
 
     \b
     Examples:
-      longtail train --dataset digits-lt --method softmax --method balanced
       longtail train --dataset cifar100-lt --method logit-adjusted --seeds 5
-      longtail train --dataset cifar10-lt --method ldam+drw --recipe ldam
       longtail train --dataset cifar10-lt --method softmax --held-out 0.2
-      longtail train --dataset photos --method softmax --method logit-adjusted
       longtail train --dataset photos --method softmax --weights r50.safetensors
-      longtail train --dataset a.parquet --method softmax --set lr=0.05
       longtail train --dataset features.npz --method logit-adjusted --seeds 5
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
-
-    Images on disk (imagenet-lt, places-lt, inaturalist, a folder of lists) train one run at a
-    time. Started by torchrun, all processes train it together; the batch is that of all of them:
-
-    \b
-      longtail train --dataset imagenet-lt --root images --method softmax
       torchrun --standalone --nproc-per-node 8 -m longtail train \\
           --dataset inaturalist --data-dir inat --method logit-adjusted
     """
@@ -307,10 +215,10 @@ def train(
         on_disk = specs[0].dataset.settings.get("list") is not None
         for name in _OF_SUBSETS if on_disk else _OF_DISKS:
             if name in given:
-                option = next(p for p in context.command.params if p.name == name).opts[0]
+                flag = next(p for p in context.command.params if p.name == name).opts[0]
                 kind = "stay on disk" if on_disk else "are read into memory"
                 raise typer.BadParameter(
-                    f"{option} does nothing here: the images of this data set {kind}"
+                    f"{flag} does nothing here: the images of this data set {kind}"
                 )
         if evaluate:
             instead = "train with --no-evaluate, then count errors: longtail evaluate --errors-only"
@@ -523,14 +431,14 @@ def _resumed(
 def _command(context: typer.Context, given: list[str], world: World) -> str:
     """What to type to go on: what was typed, without what would begin again."""
     words = ["longtail", "train"]
-    for option in context.command.params:
-        value = context.params.get(option.name or "")
-        if option.name not in given or option.name in ("force", "json"):
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.name not in given or parameter.name in ("force", "json"):
             continue
         if isinstance(value, bool):
-            words.append(option.opts[0] if value else option.secondary_opts[0])
+            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
             continue
-        flag = "--teachers" if option.name == "more" else option.opts[0]
+        flag = "--teachers" if parameter.name == "more" else parameter.opts[0]
         for one in value if isinstance(value, list | tuple) else [value]:
             words += [flag, str(one)]
     command = shlex.join(words)
