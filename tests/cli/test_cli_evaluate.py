@@ -93,18 +93,6 @@ def test_runs_judged_on_different_images_have_no_mean(swapped, cli):
     assert "`longtail evaluate RUN --split test --force`" in result.err
 
 
-def test_parts_that_a_loop_of_ones_own_wrote_may_differ_by_seed(cli):
-    """They have no fingerprint: a random validation part for each seed is honest."""
-    for seed in range(2):
-        writer = make_writer(Path("own"), make_spec(seed=seed))
-        labels = np.random.default_rng(seed).permutation([0, 0, 0, 1, 1, 2])
-        writer.write_logits("val", np.eye(3)[labels], labels)
-        writer.finish()
-    labels = [run.logits("val").target.tolist() for run in find_runs("own")]
-    assert labels[0] != labels[1]
-    assert cli("evaluate", "own", "--split", "val").code == 0
-
-
 def test_a_class_that_the_test_set_lacks_is_left_out_and_said(cli):
     """Beforehand, too: with many classes that is common, and training is long."""
     for split, counts in {"train": (4, 3, 2), "test": (2, 2, 0)}.items():
@@ -172,15 +160,6 @@ def test_methods_are_summarised_over_their_seeds(runs, cli):
     assert re.split("  +", row)[1:3] == ["2", f"{mean[0]:.1f} ± {deviation:.1f}"]
 
 
-def test_force_writes_the_logits_again(runs, cli):
-    (run, _) = sorted((runs / "digits-lt").glob("softmax-*"))
-    written = []
-    for option in ((), (), ("--force",)):
-        assert cli("evaluate", run, *option).code == 0
-        written.append((run / "logits-test.safetensors").stat().st_mtime_ns)
-    assert written[0] == written[1] < written[2]
-
-
 def test_the_held_out_part(runs, cli):
     (held,) = (run for run in find_runs(runs) if run.spec.dataset.held_out)
     result = cli("evaluate", held.folder, "--split", "held-out")
@@ -220,21 +199,6 @@ def test_of_a_folder_those_are_judged_that_have_a_held_out_part(runs, cli):
         )
 
 
-def test_of_several_processes_only_the_first_one_talks(runs, cli, monkeypatch):
-    from longtail.train import distributed
-    from longtail.train.distributed import World
-
-    class Second(World):
-        def tell(self, value=None):
-            return value
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(distributed, "joined", lambda _: nullcontext(Second(rank=1, count=2)))
-    folder = next(run.folder for run in find_runs(runs) if run.spec.dataset.held_out)
-    done = cli("evaluate", folder, "--split", "held-out")
-    assert (done.code, done.out) == (0, "")
-
-
 def test_an_unfinished_run_is_refused_by_name_and_left_out_of_a_folder(runs, cli, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
@@ -248,15 +212,6 @@ def test_an_unfinished_run_is_refused_by_name_and_left_out_of_a_folder(runs, cli
     result = cli("evaluate", runs)
     assert result.code == 0
     assert f"left out {half.folder}, which is half written" in result.err
-
-
-def test_a_run_without_weights_is_refused(runs, cli):
-    assert cli("runs", "pack", runs, "--out", "a.tgz").code == 0
-    assert cli("runs", "unpack", "a.tgz", "--root", "unpacked").code == 0
-    result = cli("evaluate", "unpacked")
-    assert result.code == 1
-    assert "pack it with --weights" in result.err
-    assert not any("test" in run.splits for run in find_runs("unpacked"))
 
 
 def test_other_data_are_refused(runs, cli):
@@ -331,49 +286,3 @@ def test_an_ensemble_is_one_more_run(runs, cli):
         assert len(document["runs"]) == 3
         why = "which is an ensemble (only trained runs are averaged)."
         assert words_of(again.err) == f"Left out: {folder}, {why}"
-
-
-def typed(text):
-    """The command at the end of a message, as words for the command line."""
-    return shlex.split(text.splitlines()[-1].rpartition("longtail evaluate ")[2])
-
-
-def test_an_ensemble_of_another_split_is_in_nobodys_way(runs, cli):
-    softmax = sorted((runs / "digits-lt").glob("softmax-*"))
-    assert cli("evaluate", *softmax, "--split", "dev", "--ensemble").code == 0
-    (folder,) = (runs / "digits-lt").glob("ensemble-*")
-    left_out = f"longtail: warning: left out {folder}, an ensemble without logits of the split"
-    judged = cli("evaluate", runs)
-    assert judged.code == 0, judged.err
-    assert f"{left_out} 'test'\n" in judged.err
-    assert folder.name not in judged.out
-    shown = cli("report", runs / "digits-lt")
-    assert shown.code == 0, shown.err
-    assert shown.err == f"{left_out} 'test'\n"
-    # It has no network to be judged anew with.
-    anew = cli("evaluate", runs, "--split", "dev", "--errors-only")
-    assert anew.code == 0, anew.err
-    assert f"left out {folder}, an ensemble without a network\n" in anew.err
-    for other in set((runs / "digits-lt").iterdir()) - {folder}:
-        shutil.rmtree(other)
-    alone = cli("evaluate", runs / "digits-lt", "--split", "dev", "--errors-only")
-    assert alone.code != 0
-    assert "none of the runs there can be used here" in alone.err
-
-
-def test_an_ensemble_that_is_named_says_which_command_makes_its_logits(runs, cli):
-    softmax = sorted((runs / "digits-lt").glob("softmax-*"))
-    assert cli("evaluate", *softmax, "--split", "dev", "--ensemble").code == 0
-    (folder,) = (runs / "digits-lt").glob("ensemble-*")
-    alone = shutil.copytree(folder, Path("alone") / folder.parent.name / folder.name)
-    refused = cli("evaluate", folder)
-    assert refused.code == 1
-    assert typed(refused.err) == [*map(str, softmax), "--split", "test", "--ensemble"]
-    only = cli("evaluate", alone.parent)
-    assert only.code == 1
-    assert typed(only.err)[-3:] == ["--split", "test", "--ensemble"]
-    forced = cli("evaluate", folder, "--split", "dev", "--force")
-    assert typed(forced.err)[-1] == "--force"
-    assert cli("evaluate", *typed(forced.err)).code == 0
-    assert cli("evaluate", *typed(refused.err)).code == 0
-    assert cli("evaluate", folder).code == 0

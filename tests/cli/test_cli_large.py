@@ -14,7 +14,6 @@ import pytest
 from data_factory import competition, listed_entries, write_large, write_photos
 from longtail import metrics
 from longtail.data import large, streaming
-from longtail.data.large import load_listed
 from longtail.runs import Run, find_runs
 from longtail.train import engine, evaluation
 
@@ -107,14 +106,6 @@ def test_what_is_printed_finds_the_images_again(cli, published, named):
     assert judged.code == 0, judged.err
 
 
-def test_the_place_of_lists_and_of_their_images_is_asked_for(cli, places):
-    assert train(cli, "--no-evaluate").code == 0
-    refused = cli("evaluate", "runs", *HERE)
-    assert (refused.code, refused.out) == (1, "")
-    assert "trained on 'spots', lists or class folders of images on disk; say where" in refused.err
-    assert "--dataset PATH, and with --root FOLDER what the lists' paths start from" in refused.err
-
-
 @pytest.fixture
 def places(cli):
     return write_large(Path("spots"), "places-lt", counts=(12, 6, 4), held=2)
@@ -205,39 +196,6 @@ def test_a_damaged_image_stops_or_is_counted(cli, places):
     assert [line["skipped"] for line in run.log()] == [1, 1, 1]
 
 
-def test_a_folder_of_classes_is_streamed_if_the_recipe_crops(cli):
-    for split, counts in (("train", (6, 3)), ("test", (2, 2))):
-        paths = [f"{split}/c{c}/{i}.jpg" for c, n in enumerate(counts) for i in range(n)]
-        write_photos(Path("flora"), paths)
-    words = ("--recipe", "inaturalist", "--method", "softmax", *SMALL, *HERE)
-    result = cli("train", "--dataset", "flora", *words)
-    assert result.code == 0, result.err
-    (run,) = find_runs(Path("runs"))
-    assert run.spec.dataset == load_listed("flora").spec
-    assert "class folder" not in result.err
-    write_photos(Path("flora"), ["train/lost.jpg"])  # it has no class, and changes nothing
-    again = cli("train", "--dataset", "flora", *words)
-    assert again.code == 0, again.err
-    assert "warning: left out, since in no class folder: flora/train/lost.jpg\n" in again.err
-    assert [found.name for found in find_runs(Path("runs"))] == [run.name]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--ratio", 10), "--ratio does nothing here: the images of this data set stay on disk"),
-        (("--together", 4), "--together does nothing here"),
-        (("--set", "crop_padding=4"), "`crop_padding` belongs to images of one size"),
-        (("--micro-batch", 0), "invalid value for '--micro-batch'"),
-    ],
-)
-def test_options_that_do_not_fit(cli, places, words, message):
-    result = train(cli, *words)
-    assert result.code in (1, 2)
-    assert message in result.err
-    assert not Path("runs").exists()
-
-
 def test_options_of_disks_do_not_fit_images_in_memory(cli):
     for option in (("--micro-batch", 8), ("--workers", 2), ("--compile",), ("--root", ".")):
         result = cli("train", "--dataset", "digits-lt", "--method", "softmax", *option)
@@ -249,21 +207,3 @@ def test_options_of_disks_do_not_fit_images_in_memory(cli):
         result = cli("evaluate", "runs", "--device", "cpu", *option)
         assert (result.code, result.out) == (1, "")
         assert f"{option[0]} is for images on disk" in result.err
-
-
-def test_no_recipe_is_taken_for_lists_of_ones_own(cli, places):
-    words = ("train", "--dataset", "spots", "--method", "softmax", *HERE)
-    result = cli(*words)
-    assert result.code == 1
-    assert "no recipe is settled for 'spots'" in result.err
-    result = cli(*words, "--recipe", "tuned")
-    assert result.code == 1
-    assert "photographs on disk need an `image_size`" in result.err
-
-
-def test_the_module_is_the_command(fresh):
-    result = fresh(
-        "--version", code="import runpy; runpy.run_module('longtail', run_name='__main__')"
-    )
-    assert result.code == 0
-    assert result.out.startswith("longtail ")

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,6 @@ from longtail.cli import main
 from longtail.data.digits import load_digits_lt
 from longtail.runs import find_runs
 from longtail.train import engine
-from longtail.train.methods import EXTRAS
-from longtail.train.recipe import RECIPES
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
 
@@ -92,36 +89,12 @@ def test_the_same_command_finds_everything_done_and_prints_the_table(cohort, cli
     assert max(len(line) for line in result.out.splitlines() if str(out) not in line) <= 80
 
 
-def test_more_seeds_train_only_what_is_missing(cohort, cli):
-    words, out, _ = cohort
-    out = shutil.copytree(out, "copy")
-    before = {run.folder: run.record["created"] for run in find_runs(out)}
-    result = cli(*words[: words.index("--seeds")], "--seed", 1, "--seed", 7, "--out", out)
-    assert result.code == 0
-    assert "Finished already: 2 of 4." in " ".join(result.err.split())
-    assert "Training 2 runs on cpu in float32" in result.err
-    runs = find_runs(out)
-    assert len(runs) == 6
-    assert before.items() <= {run.folder: run.record["created"] for run in runs}.items()
-    rows = [line for line in result.out.splitlines() if line.endswith(" s")]
-    assert [re.split("  +", row)[1] for row in rows] == ["2", "2"]
-
-
 def test_a_run_does_not_depend_on_its_cohort(cohort, cli):
     _, out, _ = cohort
     assert cli(*DIGITS, "--method", "softmax", "--seed", 1, "--no-evaluate").code == 0
     (alone,) = find_runs("runs")
     (within,) = (run for run in find_runs(out) if run.name == alone.name)
     assert same_weights(alone, within)
-
-
-def test_the_recorded_command_goes_on_and_does_not_begin_again(cli):
-    words = (*DIGITS, "--method", "softmax", "--profile", "step", "--out", "a b", "--no-evaluate")
-    assert cli(*words, "--force", "--json").code == 0
-    (run,) = find_runs("a b")
-    typed = shlex.split(run.record["command"])
-    assert set(typed) == {"longtail", *words}
-    assert cli(*typed[1:]).err.startswith("Nothing to train: 1 run finished already")
 
 
 def test_force_trains_again(cli, monkeypatch):
@@ -133,15 +106,6 @@ def test_force_trains_again(cli, monkeypatch):
     assert epochs == []
     assert cli(*words, "--force").code == 0
     assert epochs == [1, 2]
-
-
-def test_training_alone_leaves_the_test_set_closed(cli):
-    result = cli(*DIGITS, "--method", "softmax", "--no-evaluate")
-    assert result.code == 0
-    (run,) = find_runs("runs")
-    assert run.splits == ()
-    assert result.out.splitlines()[1].split() == ["method", "seeds", "time", "a", "run"]
-    assert result.out.endswith("yet: longtail evaluate runs/digits-lt\n")
 
 
 @pytest.mark.parametrize("dataset", ["my birds", "my birds.frozen", "digits.frozen"])
@@ -208,22 +172,6 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(cli, monkeypatch)
     again = cli(*words)
     assert again.code == 0
     assert "continued" not in again.err
-
-
-def test_the_shell_completes_methods_recipes_and_data(fresh):
-    def offered(words):
-        last = str(len(words.split()) - 1)
-        env = {"COMP_WORDS": words, "COMP_CWORD": last, "_LONGTAIL_COMPLETE": "complete_bash"}
-        return fresh(**env).out.split()
-
-    assert offered("longtail train --method logit") == ["logit-adjusted", "logit-adjusted-adaptive"]
-    assert offered("longtail train --recipe pa") == ["paper"]
-    assert offered("longtail train --dataset cif") == ["cifar10-lt", "cifar100-lt"]
-
-
-def test_the_help_names_every_recipe_and_what_comes_on_top_of_a_loss(cli):
-    text = cli("train", "--help").out
-    assert all(re.search(rf"\b{name}\b", text) for name in (*RECIPES, *EXTRAS))
 
 
 @pytest.mark.parametrize(

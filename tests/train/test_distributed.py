@@ -7,8 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -25,8 +23,6 @@ from longtail.data.large import load_listed
 from longtail.models import MODELS, Entry, _resnet
 from longtail.models.resnet import Design, basic, init_he
 from longtail.runs import Run
-from longtail.runs.folder import RunError
-from longtail.train import distributed
 from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import World, joined
 from longtail.train.engine import evaluate, train
@@ -328,39 +324,12 @@ def test_a_port_in_use(monkeypatch):
             pass
 
 
-def test_processes_that_are_started_again_do_not_take_the_old_ones_for_the_new():
-    """The store stays; each attempt's processes must meet in a part of it that is new."""
-    store, parts = torch.distributed.HashStore(), []
-    for _ in range(3):
-        with ThreadPoolExecutor(3) as pool:
-            # The first comes last: until then the others find only what is left of the past.
-            late = [
-                pool.submit(distributed._fresh, store, rank, 3, timedelta(seconds=20))
-                for rank in (2, 1)
-            ]
-            time.sleep(0.1)
-            assert not any(one.done() for one in late)
-            first = distributed._fresh(store, 0, 3, timedelta(seconds=20))
-            first.set("address", str(len(parts)))
-            assert {one.result().get("address") for one in late} == {str(len(parts)).encode()}
-        parts.append(first)
-    assert parts[0].get("address") == b"0"
-
-
 def test_a_process_that_does_not_come(monkeypatch):
     launch(monkeypatch, free_port())
     message = r"not all 2 processes came to .* within 1 s; start torchrun on every machine"
     patience = timedelta(seconds=1)
     with pytest.raises(InputError, match=message), joined(CPU, patience=patience):
         pass
-
-
-def test_a_lost_neighbour_is_said_plainly():
-    message = "another process of this training stopped"
-    with pytest.raises(RunError, match=message), distributed.lost_neighbors():
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
-    with pytest.raises(RuntimeError, match="shape"), distributed.lost_neighbors():
-        raise RuntimeError("shape '[2]' is invalid")
 
 
 def test_images_in_memory_are_not_shared(tmp_path):

@@ -9,28 +9,21 @@ import copy
 import numpy as np
 import pytest
 import torch
+from test_loop import gaps
 from test_mixing import by_loops
 from test_trivial import as_image, pillow
 
-from data_factory import pixels
 from longtail import ClassPrior, InputError
-from longtail.data.digits import load_digits_lt
-from longtail.data.images import ImageSet
 from longtail.runs import DataSpec
-from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import evaluate, train
-from longtail.train.loop import Training, new_network, run_epoch
+from longtail.train.loop import new_network, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
-from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe, make_spec
 from longtail.train.trivial import OPERATIONS
+from train_factory import interrupt, make_images, make_planner, make_stepper, same_files
 
-COUNTS = (30, 12, 5)
-IMAGES = ImageSet(
-    pixels(sum(COUNTS), shape=(3, 8, 8)), np.repeat(np.arange(3), COUNTS), ("a", "b", "c")
-)
-CPU = torch.device("cpu")
+IMAGES = make_images()
 EVERYTHING = {
     "trivial_augment": True,
     "cutout": 3,
@@ -46,13 +39,11 @@ PLAIN = SHORT | {"trivial_augment": False, "cutout": 0, "sam_rho": 0.0}
 
 
 def planner(method="logit-adjusted", seed=0, **overrides):
-    made = get_recipe("strong", **{**PLAIN, **overrides})
-    kept = np.arange(len(IMAGES))
-    return Planner(made, Method.of(method), IMAGES.labels, kept, IMAGES.prior, seed=seed)
+    return make_planner(get_recipe("strong", **PLAIN | overrides), IMAGES, method, seed)
 
 
 def stepper(*planners):
-    return Stepper(lambda: Training(planners, Resident(IMAGES, CPU)), device=CPU)
+    return make_stepper(planners, IMAGES)
 
 
 def image_by_hand(draws, n, recipe):
@@ -117,10 +108,7 @@ def test_an_ingredient_changes_nothing_about_the_others():
     assert torch.equal(without.images.operation, full.images.operation)
     assert torch.equal(without.mixing.patch, full.mixing.patch)
     assert torch.equal(without.partners.rows, full.partners.rows)
-    assert torch.equal(without.partners.strength, full.partners.strength)
-    again, other = planner(**EVERYTHING).plan(1), planner(**EVERYTHING).plan(2)
-    assert torch.equal(again.partners.strength, full.partners.strength)
-    assert not torch.equal(other.partners.strength, full.partners.strength)
+    assert not torch.equal(planner(**EVERYTHING).plan(2).partners.strength, full.partners.strength)
     assert not torch.equal(full.images.operation, full.partners.operation)
 
 
@@ -211,21 +199,20 @@ def by_hand_with_sam(training, plan):
 
 
 def test_the_first_step_with_sam_by_hand():
-    one = stepper(planner(sam_rho=0.5, batch_size=47))
+    one, plain = (stepper(planner(sam_rho=rho, batch_size=47)) for rho in (0.5, 0.0))
     found = run_epoch([one], [0])[0][0]
+    run_epoch([plain], [0])
     loss, expected, start = by_hand_with_sam(one.training, one.training.plans[0])
     assert found == pytest.approx(loss, rel=1e-4)
     moved = torch.cat([(v - start[k]).flatten() for k, v in expected.items()])
-    error = torch.cat(
-        [(v.detach() - expected[k]).flatten() for k, v in one.training.model.named_parameters()]
-    )
-    assert float(error.norm() / moved.norm()) < 1e-3
-    plain = stepper(planner(batch_size=47))
-    run_epoch([plain], [0])
-    other = torch.cat(
-        [(v.detach() - expected[k]).flatten() for k, v in plain.training.model.named_parameters()]
-    )
-    assert float(other.norm() / moved.norm()) > 0.05  # so the test would see a step without it
+
+    def error(other):
+        weights = other.training.model.named_parameters()
+        gaps = torch.cat([(v.detach() - expected[k]).flatten() for k, v in weights])
+        return float(gaps.norm() / moved.norm())
+
+    assert error(one) < 1e-3
+    assert error(plain) > 0.05  # so the test would see a step without it
     # Batch norm has seen the batch once.
     for name, value in one.training.model.state_dict().items():
         if "running" in name or "tracked" in name:
@@ -244,14 +231,7 @@ def test_a_team_with_everything_trains_each_run_as_it_would_alone():
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
     for member, one in enumerate(alone):
-        assert together.training.state(member).keys() == one.training.state(0).keys()
-        own = together.training.network(member).state_dict()
-        start = new_network(one.training.recipe, IMAGES, seed=member).state_dict()
-        shares = [
-            float((own[name] - value).double().norm() / (value - start[name]).double().norm())
-            for name, value in one.training.network(0).state_dict().items()
-        ]
-        assert np.median(shares) < 0.02, (member, shares)
+        assert np.median(gaps(together, member, one)) < 0.02, member
 
 
 def test_the_average_is_what_is_judged():
@@ -277,62 +257,17 @@ def spec(method="logit-adjusted+drw:start=2", **overrides):
     )
 
 
-class Stop(Exception):
-    pass
-
-
 def test_a_resumed_run_with_everything_ends_in_the_same_bits(tmp_path):
-    def stop(end):
-        if end.epoch == 2:
-            raise Stop
-
     made = spec(**EVERYTHING)
     whole = train(made, IMAGES, root=tmp_path / "whole")
-    with pytest.raises(Stop):
-        train(made, IMAGES, root=tmp_path / "parts", checkpoint_seconds=0.0, after_epoch=stop)
-    counted = []
-    parts = train(
-        made, IMAGES, root=tmp_path / "parts", progress=lambda *words: counted.append(words[:2])
-    )
-    assert counted == [(1, 3), (2, 3), (3, 3)]
-    for name in ("model.safetensors", "log.jsonl"):
-        assert (whole.folder / name).read_bytes() == (parts.folder / name).read_bytes(), name
+    interrupt(made, IMAGES, root=tmp_path / "parts", epoch=2)
+    parts = train(made, IMAGES, root=tmp_path / "parts")
+    assert same_files(whole, parts, held_out=False)
     # What was saved is the average, and evaluation reads it.
-    judged = evaluate(whole, IMAGES, split="again")
-    assert "again" in judged.splits
+    assert "again" in evaluate(whole, IMAGES, split="again").splits
 
 
 def test_images_that_an_ingredient_cannot_take_are_refused_before_training(tmp_path):
     with pytest.raises(InputError, match=r"'strong': the square of cutout, 16 pixels, .* 8 x 8"):
         train(spec(cutout=16), IMAGES, root=tmp_path)
-    digits = load_digits_lt()
-    wrong = make_spec(
-        digits.spec,
-        method="softmax",
-        recipe="digits",
-        seed=0,
-        overrides={"trivial_augment": True},
-    )
-    with pytest.raises(InputError, match=r"`trivial_augment` is for pixels of 0 \.\. 255 .* 16"):
-        train(wrong, digits.train, root=tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("changes", "together"),
-    [
-        ({"trivial_augment": True, "mixup": 0.2, "crop_padding": 0, "image_seed": 3}, True),
-        ({"sam_rho": 0.2}, True),
-        ({"sam_rho": 0.0}, False),
-        ({"weight_decay": 1e-3}, True),
-        ({"weight_decay": 0.0}, False),
-        ({"ema_decay": 0.9}, False),
-        ({"head": "cosine"}, False),
-        ({"std": (0.5,)}, False),
-    ],
-    ids=str,
-)
-def test_what_the_runs_of_a_team_must_share(changes, together):
-    one = get_recipe("strong", sam_rho=0.1)
-    other = get_recipe("strong", **{"sam_rho": 0.1, **changes})
-    assert (one.stack_values == other.stack_values) == together

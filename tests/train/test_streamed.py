@@ -14,10 +14,8 @@ from longtail._checks import InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import CenterCrop, RandomCrop
-from longtail.runs.folder import RunError
 from longtail.train.cuda_graphs import Stepper
-from longtail.train.distributed import World
-from longtail.train.engine import evaluate, train, train_cohort
+from longtail.train.engine import evaluate, train
 from longtail.train.loop import new_network, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
@@ -111,15 +109,6 @@ def test_pieces_and_workers_change_nothing(data, monkeypatch):
     assert torch.equal(theirs, weights)
 
 
-def test_a_compiler_that_fails_is_explained(data, tmp_path, monkeypatch):
-    def broken(graph, inputs):
-        raise OSError("there is no C compiler")
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
-    with pytest.raises(RunError, match=r"torch.compile failed: .*no C compiler.*--no-compile"):
-        train(spec(data), data.train, root=tmp_path, streaming=Streaming(workers=0, compile=True))
-
-
 def test_logits_are_those_of_the_centres(data):
     recipe = get_recipe("imagenet-lt", **SMALL)
     network = new_network(recipe, data.test, seed=3)
@@ -127,21 +116,6 @@ def test_logits_are_those_of_the_centres(data):
     found = stream_logits(network, data.test, recipe, how=HERE)
     expected = network.eval()(normalized(crops, recipe)).detach().numpy()
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_a_run_that_diverges_is_said_once_all_is_written(data, tmp_path):
-    """Whoever hears of it asks which runs are finished, and all processes must see the same."""
-    seen = []
-
-    class Watched(World):
-        def wait(self):
-            seen.extend(path.name for path in tmp_path.rglob("model.safetensors"))
-
-    specs = [spec(data, lr=1e30), spec(data)]
-    options = {"root": tmp_path, "world": Watched(), "streaming": HERE}
-    with pytest.raises(RunError, match=r"loss or the weights of 1 run\(s\) became"):
-        train_cohort(specs, data.train, **options)
-    assert seen == ["model.safetensors"]
 
 
 class Stop(Exception):

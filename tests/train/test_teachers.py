@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from data_factory import pixels
-from longtail import InputError
 from longtail.data import load
 from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
@@ -166,17 +165,6 @@ def test_a_student_does_not_mix_teachers_that_were_trained_again(root, teachers,
     with pytest.raises(RunError, match="begun with other weights of its teachers"):
         train(one, DATA.train, root=tmp_path)
     assert train(one, DATA.train, root=tmp_path, force=True).finished
-
-
-def test_weights_of_zero_and_teachers_that_are_missing_are_refused(root, teachers, tmp_path):
-    idle = with_teachers(spec(seed=5), teachers)
-    with pytest.raises(
-        InputError, match="distill_weight 0, so the teachers that are named would do nothing"
-    ):
-        train(idle, DATA.train, root=root)
-    with pytest.raises(InputError, match="needs teachers; name their run folders"):
-        train(spec(**DISTILL), DATA.train, root=root)
-    assert not list(tmp_path.iterdir())
 
 
 def pool(run, images=DATA.train, **changes):
