@@ -1,7 +1,5 @@
 """On a GPU: a classifier in slices, under NCCL, and sampled softmax; both against a CPU's steps."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -12,36 +10,26 @@ from torch.distributed.tensor import DTensor
 from data_factory import write_large
 from longtail.data.large import load_listed
 from longtail.train import sharded
-from longtail.train.cuda_graphs import Stepper
-from longtail.train.methods import Method
-from longtail.train.plan import Planner
-from longtail.train.recipe import get_recipe
 from longtail.train.sharded import sharded_logits, sharded_predictions
-from longtail.train.streamed import StreamedTraining, Streaming, stream_logits
+from longtail.train.streamed import Streaming, stream_logits
 from single_steps import EXACT, compare, state
+from train_factory import make_streamed
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-SMALL = {"model": "resnet18", "epochs": 3, "batch_size": 24, "image_size": 64, "lr": 0.01}
-SMALL |= {"warmup_epochs": 1}
+SMALL = {"model": "resnet18", "batch_size": 24, "image_size": 64, "lr": 0.01}
+COUNTS = (40, 20, 8, 5, 3)
 METHOD = "logit-adjusted+drw:start=1"
 # Adam moves every weight by about its rate, also where the gradient is mostly rounding (0.06).
 OPTIMIZERS = {"nesterov": (0.01, EXACT), "adam": (1e-4, EXACT | {"moved": 0.25})}
 HOW = Streaming(workers=2, micro_batch=10, compile=False)
 
 
-def write(folder):
-    return write_large(folder, counts=(40, 20, 8, 5, 3), held=4)
-
-
 def stepper(data, classifier, device, *, how=HOW, **overrides):
-    made = SMALL | {"classifier": classifier} | overrides
-    recipe, kept = get_recipe("imagenet-lt", **made), np.arange(len(data.train))
-    planner = Planner(recipe, Method.of(METHOD), data.train.labels, kept, data.train.prior, seed=0)
-    make = partial(StreamedTraining, planner, data.train, device=torch.device(device), how=how)
-    return Stepper(make, device=torch.device(device), graphs=False)
+    options = {"device": torch.device(device), "how": how, "classifier": classifier}
+    return make_streamed(data.train, METHOD, **options, **SMALL | overrides)
 
 
 def _under_nccl(_, folder):
@@ -75,13 +63,13 @@ def _under_nccl(_, folder):
 
 
 def test_slices_train_save_and_judge_as_the_whole(tmp_path):
-    write(tmp_path / "set")
+    write_large(tmp_path / "set", counts=COUNTS, held=4)
     multiprocessing.spawn(_under_nccl, (str(tmp_path),), nprocs=1)
 
 
 def test_sampled_softmax_compiled(tmp_path):
     """The device draws its own numbers, so the compiled steps are held against eager ones."""
-    data = load_listed(write(tmp_path / "set"))
+    data = load_listed(write_large(tmp_path / "set", counts=COUNTS, held=4))
     eager, compiled = (
         stepper(data, "whole", "cuda", how=Streaming(workers=2, compile=choice), sampled_classes=4)
         for choice in (False, True)

@@ -1,7 +1,6 @@
 """On a GPU: images from disk, copied while it works; compiled, in bfloat16, and their logits."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,21 +8,17 @@ import torch
 
 from data_factory import write_large
 from longtail.data.large import load_listed
-from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import evaluate, train
-from longtail.train.methods import Method
-from longtail.train.plan import Planner
-from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.streamed import StreamedTraining, Streaming
+from longtail.train.streamed import Streaming
 from plain_failures import plainly
 from single_steps import EXACT, ROUGH, compare
+from train_factory import listed_spec, make_streamed
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-SMALL = {"model": "resnet18", "epochs": 3, "batch_size": 24, "image_size": 64, "lr": 0.01}
-SMALL |= {"warmup_epochs": 1}
+SMALL = {"model": "resnet18", "batch_size": 24, "image_size": 64, "lr": 0.01}
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +27,9 @@ def data(tmp_path_factory):
 
 
 def stepper(data, device, *, precision="float32", **how):
-    device, kept = torch.device(device), np.arange(len(data.train))
-    recipe, method = get_recipe("imagenet-lt", **SMALL), Method.of("logit-adjusted+drw:start=1")
-    planner = Planner(recipe, method, data.train.labels, kept, data.train.prior, seed=0)
-    options = {"precision": precision, "device": device, "how": Streaming(workers=2, **how)}
-    make = partial(StreamedTraining, planner, data.train, **options)
-    return Stepper(make, device=device, graphs=False)
+    options = {"device": torch.device(device), "how": Streaming(workers=2, **how)}
+    method = "logit-adjusted+drw:start=1"
+    return make_streamed(data.train, method, precision=precision, **options, **SMALL)
 
 
 @plainly
@@ -55,13 +47,7 @@ def test_compiled_steps_are_the_eager_ones(data, precision, allowed):
 
 @plainly
 def test_from_a_run_to_its_logits(data, tmp_path):
-    made = make_spec(
-        replace(data.spec, held_out=0.2),
-        method="softmax",
-        recipe="imagenet-lt",
-        seed=0,
-        overrides=SMALL,
-    )
+    made = listed_spec(data, held_out=0.2, **SMALL)
     made = replace(made, settings={"precision": "bfloat16"})
     how = Streaming(workers=2, compile=False)
     run = train(made, data.train, root=tmp_path, device="cuda", streaming=how)

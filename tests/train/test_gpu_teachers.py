@@ -6,31 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from data_factory import pixels
-from longtail.data.images import ImageSet
 from longtail.runs import DataSpec
-from longtail.train.engine import train_cohort
+from longtail.train.engine import evaluate, train_cohort
 from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe, make_spec
 from longtail.train.teachers import Teachers, with_teachers
+from train_factory import make_images
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-COUNTS = (300, 80, 20)
-IMAGES = ImageSet(pixels(sum(COUNTS)), np.repeat(np.arange(3), COUNTS), ("a", "b", "c"))
+IMAGES = make_images((300, 80, 20), side=32)
 SHORT = {"model": "resnet20", "epochs": 3, "warmup_epochs": 1, "milestones": ((2, 0.1),)}
 
 
 def spec(seed, **overrides):
-    return make_spec(
-        DataSpec("toy"),
-        method="logit-adjusted",
-        recipe="tuned",
-        seed=seed,
-        overrides={**SHORT, **overrides},
-    )
+    options = {"recipe": "tuned", "seed": seed, "overrides": SHORT | overrides}
+    return make_spec(DataSpec("toy"), method="logit-adjusted", **options)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +49,6 @@ def test_students_learn_what_they_learn_on_a_cpu(teachers, saved, tmp_path):
     # labels and teachers, which leave them only by the teachers' bfloat16.
     listening = {"distill_weight": 0.8, "distill_temperature": 2.0, "image_seed": 0, "lr": 1e-4}
     if saved:
-        from longtail.train.engine import evaluate
-
         teachers = [evaluate(run, IMAGES, split="train", device="cuda") for run in teachers]
         listening |= {"crop_padding": 0, "flip": False}
     specs = [with_teachers(spec(seed, **listening), teachers, saved=saved) for seed in (5, 6)]

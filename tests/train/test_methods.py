@@ -53,8 +53,7 @@ DELTA = {"consistent": ":delta=3/1/2", THRESHOLD: ":threshold=0.1"}
 def test_a_text_becomes_a_part(text, name, settings):
     part = parse_method(text)
     assert (part.name, dict(part.settings)) == (name, settings)
-    assert Method.of(part).part == part
-    assert Method.of(text) == Method.of(part)
+    assert Method.of(part).part == Method.of(text).part == part
 
 
 @pytest.mark.parametrize("loss", margins.MARGINS)

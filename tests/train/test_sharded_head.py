@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 
 from longtail import ClassPrior, InputError, Margin, losses, margins
 from longtail.train.sharded_head import ShardedHead, full_state_dict, gather_slices
@@ -59,12 +59,11 @@ def backward(loss, upstream):
     loss.backward(upstream if loss.ndim else None)
 
 
-def unsharded(name, dtype=torch.float64):
+def unsharded(name):
     """Loss and gradients (features, weight, bias) of the whole layer with the same criterion."""
-    layer, features = linear().to(dtype), FEATURES.to(dtype).requires_grad_()
-    criterion = criterion_of(name)
-    loss = criterion(layer(features), TARGET)
-    backward(loss, UPSTREAM.to(dtype))
+    layer, features = linear().double(), FEATURES.double().requires_grad_()
+    loss = criterion_of(name)(layer(features), TARGET)
+    backward(loss, UPSTREAM.double())
     return [loss.detach(), features.grad, layer.weight.grad, layer.bias.grad]
 
 
@@ -74,33 +73,26 @@ def close(got, wanted):
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6 * float(wanted.abs().max()))
 
 
-# --- one process ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batch", ["replicated", "split"])
 @pytest.mark.parametrize("name", CASES)
-def test_one_process_needs_no_group(name, batch):
+def test_one_process_needs_no_group(name):
     assert not distributed.is_initialized()
-    head = ShardedHead.from_linear(linear(), batch=batch)
+    head = ShardedHead.from_linear(linear())
     features = FEATURES.clone().requires_grad_()
     loss = head.loss(features, TARGET, criterion_of(name))
     backward(loss, UPSTREAM)
     got = [loss.detach(), features.grad, head.weight.grad, head.bias.grad]
     for one, other in zip(got, unsharded(name), strict=True):
         close(one, other)
-    assert not isinstance(head.weight, DTensor)
 
 
 @pytest.mark.parametrize("rows", [ROWS, 0], ids=["all ignored", "empty"])
-@pytest.mark.parametrize("options", [{}, OPTIONS["weight"], OPTIONS["smoothed"], OPTIONS["all"]])
-@pytest.mark.parametrize("batch", ["replicated", "split"])
-def test_everything_ignored_is_the_mean_over_nothing(batch, options, rows):
+@pytest.mark.parametrize("options", [{}, OPTIONS["all"]])
+def test_everything_ignored_is_the_mean_over_nothing(options, rows):
     """As in torch the loss is NaN and the gradient 0: one such batch must not spoil the weights."""
-    head = ShardedHead.from_linear(linear(), batch=batch)
+    head = ShardedHead.from_linear(linear(), batch="split")
     criterion = losses.LogitAdjustedLoss(PRIOR, **options)
     features = FEATURES[:rows].clone().requires_grad_()
-    target = torch.full((rows,), criterion.ignore_index)
-    loss = head.loss(features, target, criterion)
+    loss = head.loss(features, torch.full((rows,), criterion.ignore_index), criterion)
     loss.backward()
     assert loss.isnan()
     for tensor in (features, head.weight, head.bias):
@@ -108,24 +100,15 @@ def test_everything_ignored_is_the_mean_over_nothing(batch, options, rows):
 
 
 def test_predictions_are_those_of_the_logits():
-    head = ShardedHead.from_linear(linear())
-    logits = linear()(FEATURES)
+    head, logits = ShardedHead.from_linear(linear()), linear()(FEATURES)
     assert torch.equal(head(FEATURES), logits)
     assert torch.equal(head.predict(FEATURES), logits.argmax(1))
     adjusted = logits.double() - 1.5 * torch.tensor(PRIOR.log_probs)
     assert torch.equal(head.predict(FEATURES, prior=PRIOR, tau=1.5), adjusted.argmax(1))
     assert not torch.equal(adjusted.argmax(1), logits.argmax(1))
     values, classes = head.topk(FEATURES, 4)
-    wanted = logits.topk(4)
-    assert torch.equal(values, wanted.values)
-    assert torch.equal(classes, wanted.indices)
-    zero = ShardedHead(WIDTH, CLASSES)
-    nn.init.zeros_(zero.weight)
-    nn.init.zeros_(zero.bias)
-    assert torch.equal(zero.predict(FEATURES), torch.zeros(ROWS, dtype=torch.int64))
-
-
-# --- two processes --------------------------------------------------------------------------------
+    assert torch.equal(values, logits.topk(4).values)
+    assert torch.equal(classes, logits.topk(4).indices)
 
 
 def _free_memory():
@@ -189,9 +172,6 @@ def _gradients_of_cases(mesh, rank, found):
     features = FEATURES[own].clone().requires_grad_()
     head.loss(features, TARGET[own], criterion_of("logit-adjusted")).backward()
     found["averaged"] = features.grad.numpy()
-    features = FEATURES[own].clone().requires_grad_()
-    head.loss(features, TARGET[own], criterion_of("logit-adjusted"), rows=SPLIT).backward()
-    np.testing.assert_array_equal(features.grad, found["averaged"])
     rows = slice(0, 0) if rank == 0 else slice(None)  # the last batch of an epoch may be so small
     features = FEATURES[rows].clone().requires_grad_()
     head.loss(features, TARGET[rows], criterion_of("all")).backward()
@@ -212,9 +192,6 @@ def _predictions(mesh, rank, found):
         found[f"{batch} logits"] = logits.full_tensor().detach().numpy()
         logits.to_local().sum().backward()
         found[f"{batch} logit gradient"] = features.grad.numpy()
-    nn.init.zeros_(head.weight.to_local())
-    nn.init.zeros_(head.bias.to_local())
-    found["ties"] = head.predict(FEATURES[own]).numpy()
 
 
 def _in_a_process(rank, folder):
@@ -338,9 +315,6 @@ def test_a_process_needs_at_most_six_tenths_of_the_memory(processes):
     assert whole > 300  # 4 x 78 MiB: weights, gradients, momentum, logits
     for process in processes:
         assert process["memory"] <= 0.6 * whole, f"{process['memory']:.0f} of {whole:.0f} MB"
-
-
-# --- bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,9 @@ def parts(contract):
 
 
 def logits_for(contract, which):
-    random = torch.Generator().manual_seed(3)
-    near = 3 * torch.randn(6, NUM_CLASSES, generator=random)
+    near = 3 * torch.randn(6, NUM_CLASSES, generator=torch.Generator().manual_seed(3))
     one_hot = F.one_hot(TARGET, NUM_CLASSES)
     logits = {
-        "near": near,
         "wide": 8 * near,
         "ahead by 80": near + 80 * one_hot,
         "behind by 80": near - 80 * one_hot,
@@ -105,7 +103,7 @@ def within(got, expected, bound, terms):
     assert excess.max() <= 1.0, f"{excess.max():.2f} times the bound"
 
 
-@pytest.mark.parametrize("which", ["near", "wide", "ahead by 80", "behind by 80", "ties"])
+@pytest.mark.parametrize("which", ["wide", "ahead by 80", "behind by 80", "ties"])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
 @pytest.mark.parametrize("contract", CONTRACTS, ids=str)
 def test_slices_match_the_oracle_within_what_float32_allows(contract, epsilon, which):

@@ -1,8 +1,6 @@
 """A run on images from disk: its step by hand, its parts, and what can go wrong on the way."""
 
 import logging
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,18 +12,15 @@ from longtail._checks import InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import CenterCrop, RandomCrop
-from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import evaluate, train
 from longtail.train.loop import new_network, run_epoch
-from longtail.train.methods import Method
-from longtail.train.plan import Planner, stream_seed
-from longtail.train.recipe import Recipe, get_recipe, make_spec
-from longtail.train.streamed import StreamedTraining, Streaming, check_recipe, stream_logits
+from longtail.train.plan import stream_seed
+from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.streamed import Streaming, check_recipe, stream_logits
+from train_factory import COUNTS, HERE, SMALL, interrupt, same_files
+from train_factory import listed_spec as spec
+from train_factory import make_streamed as stepper
 
-CPU = torch.device("cpu")
-COUNTS = (30, 12, 5)
-HERE = Streaming(workers=0)
-SMALL = {"model": "small-conv", "epochs": 3, "batch_size": 16, "image_size": 16, "lr": 0.05}
 SMALL |= {"warmup_epochs": 1}
 
 
@@ -37,21 +32,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(folder):
     return load_listed(folder)
-
-
-def stepper(data, method="softmax", *, how=HERE, precision="float32", **overrides):
-    recipe = get_recipe("imagenet-lt", **SMALL | overrides)
-    kept = np.arange(len(data))
-    planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    make = partial(StreamedTraining, planner, data, precision=precision, how=how)
-    return Stepper(make, device=CPU, graphs=False)
-
-
-def spec(data, method="softmax", *, held_out=0.0, **overrides):
-    of_data = replace(data.spec, held_out=held_out)
-    return make_spec(
-        of_data, method=method, recipe="imagenet-lt", seed=0, overrides=SMALL | overrides
-    )
 
 
 def normalized(pixels, recipe):
@@ -118,24 +98,12 @@ def test_logits_are_those_of_the_centres(data):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-class Stop(Exception):
-    pass
-
-
-def stop_after_two(end):
-    if end.epoch == 2:
-        raise Stop
-
-
 def test_an_interrupted_run_goes_on_to_the_same_bits(data, tmp_path):
-    options = {"streaming": HERE, "checkpoint_seconds": 0.0}
     made = spec(data, held_out=0.2)
-    whole = train(made, data.train, root=tmp_path / "a", **options)
-    with pytest.raises(Stop):
-        train(made, data.train, root=tmp_path / "b", after_epoch=stop_after_two, **options)
-    again = train(made, data.train, root=tmp_path / "b", **options)
-    for name in ("model.safetensors", "log.jsonl", "logits-held-out.safetensors"):
-        assert (whole.folder / name).read_bytes() == (again.folder / name).read_bytes()
+    whole = train(made, data.train, root=tmp_path / "a", streaming=HERE)
+    interrupt(made, data.train, epoch=2, root=tmp_path / "b", streaming=HERE)
+    again = train(made, data.train, root=tmp_path / "b", streaming=HERE)
+    assert same_files(whole, again)
     assert again.record["facts"]["processes"] == 1
 
 
@@ -159,30 +127,21 @@ def test_a_damaged_image_stops_training_with_its_name(damaged, tmp_path, workers
 
 
 def test_or_is_skipped_and_counted_if_asked(damaged, tmp_path, caplog):
+    """In training; evaluation never skips."""
     data, file = damaged
     how = Streaming(workers=0, on_error="skip")
     with caplog.at_level(logging.WARNING, logger="longtail"):
         run = train(spec(data), data.train, root=tmp_path, streaming=how)
     assert [line["skipped"] for line in run.log()] == [1, 1, 1]
     assert caplog.text.count(f"{file} can't be decoded") == 1
-
-
-def test_evaluation_never_skips(damaged, data, tmp_path):
-    _, file = damaged
-    run = train(spec(data, epochs=1), data.train, root=tmp_path, streaming=HERE)
-    bad = load_listed(file.parents[2])
     with pytest.raises(InputError, match=str(file)):
-        evaluate(run, bad.train, streaming=Streaming(workers=0, on_error="skip"))
-    assert "test" not in evaluate(run, data.test, split="val", streaming=HERE).splits
+        evaluate(run, data.train, streaming=how)
 
 
-def test_recipes_that_do_not_fit_the_images(data, tmp_path):
+def test_recipes_that_do_not_fit_the_images(tmp_path):
     with pytest.raises(InputError, match=r"'tuned' is for images of one size.*imagenet-lt or inat"):
         check_recipe(get_recipe("tuned"))
-    with pytest.raises(InputError, match="`crop_fill` is for images in memory and would do"):
-        check_recipe(get_recipe("imagenet-lt", crop_fill="mean"))
     digits = load_digits_lt()
     made = make_spec(digits.spec, method="softmax", recipe="imagenet-lt", seed=0)
     with pytest.raises(InputError, match="crops photographs from disk to 224 pixels, but digits"):
         train(made, digits.train, root=tmp_path)
-    assert Recipe.of(made).image_size == 224
