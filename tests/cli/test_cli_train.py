@@ -60,12 +60,12 @@ def test_every_method_and_seed_is_trained_and_judged(cohort):
 
 
 def test_the_same_command_finds_everything_done_and_prints_the_table(cohort, cli, monkeypatch):
-    words, out, document = cohort
+    words, _, document = cohort
     monkeypatch.setattr(engine._Report, "__call__", lambda *_: pytest.fail("trained again"))
     result = cli(*words)
     assert result.code == 0
     assert result.err == "Nothing to train: 4 runs finished already (--force: again).\n"
-    title, header, softmax, adjusted, *_ = result.out.splitlines()
+    title, _, softmax, adjusted, *_ = result.out.splitlines()
     assert title == "digits-lt (exp, imbalance ratio 50), recipe digits"
     values = document["methods"][0]["test"]
     shown = f"{100 * values['balanced_error']:.2f} ± {100 * values['deviation']:.2f}"

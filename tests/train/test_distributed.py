@@ -283,4 +283,4 @@ def test_images_in_memory_are_not_shared(tmp_path):
     digits = load_digits_lt()
     made = make_spec(digits.spec, method="softmax", recipe="digits", seed=0)
     with pytest.raises(InputError, match="2 processes can share images on disk only"):
-        train(made, digits.train, root=tmp_path, world=World(0, 2))
+        train(made, digits.train, root=tmp_path, force=True, world=World(0, 2))

@@ -121,20 +121,6 @@ def test_label_smoothing_reaches_the_loss():
     assert Method.of("softmax+label-smoothing").criterion(PRIOR).label_smoothing == 0.1
 
 
-def test_the_threshold_form_draws_from_the_generator_it_is_given():
-    criterion = Method.of("equalized-threshold:threshold=0.2").criterion(PRIOR)
-    assert criterion.rare.tolist() == [False, True, True]  # below 20%
-    logits = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
-    target = torch.zeros(64, dtype=torch.int64)
-    before = torch.random.get_rng_state()
-    values = []
-    for seed in (1, 2, 1):
-        criterion.generator = torch.Generator().manual_seed(seed)
-        values.append(float(criterion(logits, target)))
-    assert values[0] == values[2] != values[1]
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
 def test_samplings_are_rules_of_the_sampler():
     labels = np.repeat([0, 1, 2], [40, 9, 4])
     shares = {}

@@ -100,16 +100,6 @@ def test_shares_are_drawn_as_they_should():
     np.testing.assert_allclose(np.corrcoef(drawn.T), np.eye(3), atol=0.025)
 
 
-def test_one_way_of_mixing_does_not_change_the_draws_of_the_other():
-    alone = plan_mixing(500, cutmix=0.3, generator=generator())
-    both = plan_mixing(500, cutmix=0.3, mixup=0.3, generator=generator())
-    assert torch.equal(alone.patch, both.patch)
-    assert torch.equal(alone.share[alone.patch], both.share[both.patch])
-    never = plan_mixing(500, generator=generator())
-    assert bool((never.share == 1).all())
-    assert not bool(never.patch.any())
-
-
 def test_partners_are_uniform_over_images_or_over_classes():
     labels = np.repeat([0, 1, 3], [900, 90, 10])[np.random.default_rng(0).permutation(1000)]
     count = 60_000

@@ -14,7 +14,7 @@ from data_factory import write_large
 from longtail._checks import InputError
 from longtail.data.large import load_listed
 from longtail.runs import Run
-from longtail.train import evaluation, sharded, streamed
+from longtail.train import sharded, streamed
 from longtail.train.distributed import ALONE, World, joined
 from longtail.train.engine import evaluate, train, validate
 from longtail.train.loop import run_epoch
@@ -96,7 +96,6 @@ def _work(rank, port, folder):
         one.training.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
         found["from whole"] = losses_of(one, [1])
         found["judged"] = judged(one.training.model, data.test, world)
-        whole(data, folder / "two", world)
         interrupted(data, folder / "2-1-2", world, epoch=2)
         if world.first:  # alone, while the other waits for what comes next
             interrupted(data, folder / "2-1-2", World(), epoch=3)
@@ -190,16 +189,14 @@ def test_logits_and_predictions_are_those_of_the_whole_network(found, data):
     assert len(set(predictions)) > 1
 
 
-@pytest.mark.parametrize("root", ["two", "2-1-2"])
-def test_the_whole_run_is_that_of_a_whole_classifier(folder, data, alone, root):
-    """Losses, held-out errors, weights, logits, metrics; also resumed with one, then with two."""
-    run = Run.open(folder / root / spec(data).folder)
-    assert len(run.record.get("resumed", [])) == (0 if root == "two" else 2)
+def test_the_whole_run_is_that_of_a_whole_classifier(folder, data, alone):
+    """Losses, held-out errors, weights, logits; resumed with one process, then with two."""
+    run = Run.open(folder / "2-1-2" / spec(data).folder)
+    assert len(run.record["resumed"]) == 2
     compare(run, alone)
     for mine, theirs in zip(run.head, alone.head, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     assert run.record["facts"] == alone.record["facts"] | {"processes": 2}
-    assert run.spec.recipe.overrides["classifier"] == "sharded"
 
 
 # What is refused before any work.
@@ -218,14 +215,3 @@ def test_what_slices_can_not_do(data, method, overrides, processes, message):
     one = listed_spec(data, method, classifier="sharded", **overrides)
     with pytest.raises(InputError, match=message):
         validate([one], data.train, processes=processes)
-
-
-def test_logits_that_are_too_large_are_refused_before_work(folder, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation, "LARGEST_LOGITS", 4 * 5 * 10)  # of ten examples, held out 12
-    message = r"the held-out part, 12 examples by 5 classes, take .* hold out a smaller part, or"
-    with pytest.raises(InputError, match=message):
-        train(spec(data), data.train, root=tmp_path, streaming=HERE)
-    run = Run.open(folder / "two" / spec(data).folder)
-    with pytest.raises(InputError, match="the logits of the test set, 15 examples by 5 classes"):
-        evaluate(run, data.test, streaming=HERE, replace=True)
-    assert not list(tmp_path.iterdir())
