@@ -125,7 +125,8 @@ def test_the_precision_is_part_of_the_spec_unless_it_is_float32(cli):
 
 
 def test_a_folder_of_images_needs_a_recipe_by_name(cli):
-    write_folder(Path("birds") / "train", {"a": 8, "b": 3}, shape=(3, 8, 8))
+    for split in ("train", "test"):
+        write_folder(Path("birds") / split, {"a": 8, "b": 3}, shape=(3, 8, 8))
     result = cli("train", "--dataset", "birds", "--method", "balanced", "--device", "cpu")
     assert result.code == 1
     assert "no recipe is settled for 'birds'; name one with --recipe" in result.err

@@ -31,8 +31,6 @@ from longtail.train.recipe import make_spec
 from longtail.train.streamed import Streaming
 from train_factory import COUNTS, CPU, HERE, SMALL, interrupt, listed_spec, make_streamed
 
-SMALL |= {"warmup_epochs": 1}
-
 # Batches that two processes share evenly, unevenly, and of which one gets nothing (47 = 2·23 + 1);
 # a mean with class weights, and a loss that draws.
 STEPS = {

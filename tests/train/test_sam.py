@@ -148,3 +148,78 @@ def test_misuse_is_refused(call, message):
     model = network(norm=False)
     with pytest.raises(InputError, match=message):
         call(SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.1), model)
+
+
+# With a GradScaler: the same steps as without, and none where a gradient overflows.
+
+OVERFLOWING = 2.0**127  # times any loss above 2, more than float32 holds
+
+
+def pieces(*, init_scale=2.0**16, growth_interval=2000, scaler=True):
+    model = network().float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    own = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=growth_interval)
+    return model, own, SAM(optimizer, rho=0.1, scaler=own if scaler else None)
+
+
+def scaled(model, scaler=None, times=1.0):
+    loss = times * F.cross_entropy(model(X.float()), Y)
+    (loss if scaler is None else scaler.scale(loss)).backward()
+    return loss
+
+
+def two_passes(model, sam, scaler=None, *, clipped):
+    scaled(model, scaler)
+    sam.first_step()
+    scaled(model, scaler)
+    if clipped:
+        if scaler is not None:
+            scaler.unscale_(sam.optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    sam.second_step()
+
+
+@pytest.mark.parametrize("way", ["closure", "by hand", "clipped"])
+def test_steps_are_those_without_a_scaler(way):
+    model, scaler, sam = pieces(growth_interval=2)  # the scale changes on the way
+    plain_model, _, plain = pieces(scaler=False)
+    for _ in range(6):
+        if way == "closure":
+            loss = sam.step(lambda: scaled(model, scaler))
+            torch.testing.assert_close(loss, plain.step(lambda: scaled(plain_model)))
+        else:
+            two_passes(model, sam, scaler, clipped=way == "clipped")
+            two_passes(plain_model, plain, clipped=way == "clipped")
+        scaler.update()
+    assert scaler.get_scale() == 2.0**19
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain_model.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("overflowing", [1, 2])
+def test_a_pass_that_overflows_skips_the_step(overflowing):
+    """Also in the first pass, whose direction is unknown then; the statistics stay numbers."""
+    model, scaler, sam = pieces(init_scale=OVERFLOWING)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    passes = []
+
+    def closure():
+        passes.append(1)
+        # What overflows in the first pass does so in the second, on the same batch.
+        times = 100.0 if len(passes) >= overflowing else 1e-9
+        return scaled(model, scaler, times)
+
+    sam.step(closure)
+    scaler.update()
+    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert not sam.optimizer.state
+    assert scaler.get_scale() == OVERFLOWING / 2
+
+
+def test_a_scaler_that_was_not_updated_is_refused():
+    """torch would take the gradients of the second pass for unscaled ones, or fail half way."""
+    model, scaler, sam = pieces()
+    sam.step(lambda: scaled(model, scaler))
+    with pytest.raises(InputError, match=r"SAM\.first_step: .* scaler\.update\(\) .*unscale_"):
+        sam.step(lambda: scaled(model, scaler))

@@ -1,4 +1,4 @@
-"""A run on images from disk: its step by hand, its parts, and what can go wrong on the way."""
+"""A run on images from disk: its step by hand, its parts, sampled softmax, and bad input."""
 
 import logging
 
@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from data_factory import write_large
+from longtail import metrics
 from longtail._checks import InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
@@ -21,17 +22,10 @@ from train_factory import COUNTS, HERE, SMALL, interrupt, same_files
 from train_factory import listed_spec as spec
 from train_factory import make_streamed as stepper
 
-SMALL |= {"warmup_epochs": 1}
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_large(tmp_path_factory.mktemp("large") / "set", counts=COUNTS, held=4)
-
-
-@pytest.fixture(scope="module")
-def data(folder):
-    return load_listed(folder)
+def data(tmp_path_factory):
+    return load_listed(write_large(tmp_path_factory.mktemp("large") / "set", counts=COUNTS, held=4))
 
 
 def normalized(pixels, recipe):
@@ -42,27 +36,32 @@ def normalized(pixels, recipe):
     return ((scaled - mean) / std).float()
 
 
+def first_batch(one, images):
+    """The crops, labels and class weights of an epoch that is one batch."""
+    plan, seed = one.training.planner.plan(0), stream_seed(0, "crop")
+    crops = [
+        RandomCrop(16)(images.file(row), np.random.default_rng([seed, 0, draw]))
+        for draw, row in enumerate(plan.images.rows.tolist())
+    ]
+    target = torch.from_numpy(images.labels)[plan.images.rows]
+    return normalized(crops, one.training.recipe), target, plan.weights
+
+
 def test_the_first_step_by_hand(data):
     """Class-weighted, on the crops of the epoch's first draws, through torch's own SGD."""
     one = stepper(data.train, "softmax+drw:start=0", batch_size=47)
-    recipe, training = one.training.recipe, one.training
-    plan = training.planner.plan(0)
-    view, seed = RandomCrop(16), stream_seed(0, "crop")
-    crops = [
-        view(data.train.file(row), np.random.default_rng([seed, 0, draw]))
-        for draw, row in enumerate(plan.images.rows.tolist())
-    ]
+    recipe = one.training.recipe
+    images, target, weights = first_batch(one, data.train)
     network = new_network(recipe, data.train, seed=0)
-    target = torch.from_numpy(data.train.labels)[plan.images.rows]
-    loss = F.cross_entropy(network(normalized(crops, recipe)), target, weight=plan.weights)
+    loss = F.cross_entropy(network(images), target, weight=weights)
     loss.backward()
     expected = {
         name: value.detach() - recipe.lr * (value.grad + recipe.weight_decay * value.detach())
         for name, value in network.named_parameters()
     }
-    assert len(set(plan.weights.tolist())) == 3
+    assert len(set(weights.tolist())) == 3
     assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-5)
-    for name, value in training.model.named_parameters():
+    for name, value in one.training.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-4, atol=1e-6)
 
 
@@ -107,7 +106,54 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(data, tmp_path):
     assert again.record["facts"]["processes"] == 1
 
 
-# Bad input.
+def expected_loss(features, fc, target, prior, drawn):
+    """Mean of log[1 + Σ_{j drawn, j≠y} (π_j/π_y)·exp(f_j − f_y) / (m·q_j)], with q = π."""
+    logits = features @ fc.weight.detach().double().numpy().T + fc.bias.detach().double().numpy()
+    found = []
+    for f, y in zip(logits, target, strict=True):
+        total = sum(
+            prior[j] / prior[y] * np.exp(f[j] - f[y]) / (len(drawn) * prior[j])
+            for j in drawn
+            if j != y
+        )
+        found.append(np.log1p(total))
+    return np.mean(found)
+
+
+@pytest.mark.parametrize("micro_batch", [256, 10])
+def test_the_first_step_of_sampled_softmax_by_the_equation(data, micro_batch):
+    how = Streaming(workers=0, micro_batch=micro_batch)
+    overrides = {"batch_size": 47, "sampled_classes": 5}
+    one = stepper(data.train, "logit-adjusted", how=how, **overrides)
+    images, target, _ = first_batch(one, data.train)
+    network, prior = new_network(one.training.recipe, data.train, seed=0), data.train.prior.probs
+    features = network.features(images).detach().double().numpy()
+    draws = torch.Generator().manual_seed(stream_seed(0, "loss", 0))
+    chances = torch.rand(5, generator=draws, dtype=torch.float64).numpy()
+    drawn = [int((np.cumsum(prior) <= chance).sum()) for chance in chances]
+    assert len(set(drawn)) > 1
+    wanted = expected_loss(features, network.fc, target.numpy(), prior, drawn)
+    assert run_epoch([one], [0])[0][0] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_run_with_sampled_softmax_is_judged_by_all_classes(data, tmp_path):
+    made = spec(data, "logit-adjusted", held_out=0.2, sampled_classes=2)
+    run = train(made, data.train, root=tmp_path, streaming=HERE)
+    logits, target, _ = run.logits("held-out")
+    assert logits.shape[1] == 3
+    assert run.log()[-1]["held_out_error"] == metrics.balanced_error(target, logits)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "message"),
+    [
+        ("softmax+label-smoothing", {}, "but label smoothing needs all classes"),
+        ("softmax", {"head": "unit-norm"}, "the head is 'unit-norm', and it takes a linear one"),
+    ],
+)
+def test_what_sampled_softmax_can_not_do(data, tmp_path, method, overrides, message):
+    with pytest.raises(InputError, match=message):
+        train(spec(data, method, sampled_classes=2, **overrides), data.train, root=tmp_path)
 
 
 @pytest.fixture
