@@ -1,4 +1,6 @@
-"""On a GPU: captured steps against eager ones, runs together against runs alone, and resuming."""
+"""On a GPU: captured steps against eager ones, runs together, teachers, and resuming."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,8 +9,10 @@ import torch
 from longtail.runs import DataSpec
 from longtail.train.engine import evaluate, train_cohort
 from longtail.train.loop import run_epoch
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe, make_spec
-from train_factory import Stop, make_images, make_planner, make_stepper
+from longtail.train.teachers import Teachers, with_teachers
+from train_factory import CPU, Stop, make_images, make_planner, make_stepper
 
 pytestmark = [
     pytest.mark.gpu,
@@ -155,13 +159,46 @@ def test_what_is_made_aside_is_what_would_be_made_in_line():
             assert torch.equal(value, its[name]), name
 
 
+def spec(method="logit-adjusted", seed=0, *, held_out=0.0, **overrides):
+    options = {"recipe": "tuned", "seed": seed, "overrides": SHORT | overrides}
+    return make_spec(DataSpec("toy", held_out=held_out), method=method, **options)
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    specs = [spec(seed=0), spec(seed=1), spec(seed=2, head="cosine", head_scale=16.0)]
+    return train_cohort(specs, IMAGES, root=tmp_path_factory.mktemp("gpu"), device="cuda")
+
+
+def test_stacked_teachers_answer_as_each_by_itself(teachers):
+    recipe, shown = get_recipe("tuned"), torch.randn(300, 3, 32, 32, device="cuda")
+    together = Teachers(teachers, recipe, Resident(IMAGES, CUDA), device=CUDA)
+    assert [size for _, size, *_ in together.groups] == [2, 1]
+    alone = Teachers(teachers, recipe, Resident(IMAGES, CPU), device=CPU)
+    found, expected = together(shown).cpu(), alone(shown.cpu())
+    spread = expected.std()
+    assert (found - expected).abs().mean() < 0.05 * spread  # bfloat16 against float32
+
+
+def test_students_learn_what_they_learn_on_a_cpu(teachers, tmp_path):
+    # Steps so small that rounding has no time to grow: the losses are those of the same images,
+    # labels and teachers, which leave them only by the teachers' bfloat16.
+    listening = {"distill_weight": 0.8, "distill_temperature": 2.0, "image_seed": 0, "lr": 1e-4}
+    listening |= {"epochs": 3, "milestones": ((2, 0.1),)}
+    specs = [with_teachers(spec(seed=seed, **listening), teachers) for seed in (5, 6)]
+    specs = [replace(each, settings={**each.settings, "precision": "float32"}) for each in specs]
+    losses = {}
+    for device in ("cuda", "cpu"):
+        options = {"root": tmp_path / device, "teachers": teachers, "device": device}
+        runs = train_cohort(specs, IMAGES, **options)
+        losses[device] = [[line["loss"] for line in run.log()] for run in runs]
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=0.02)
+    assert not np.allclose(losses["cpu"][0], losses["cpu"][1], rtol=0.02)  # or they'd be one run
+
+
 def test_a_cohort_into_folders_resumed_and_judged(tmp_path):
-    options = {"recipe": "tuned", "overrides": SHORT}
-    specs = [
-        make_spec(DataSpec("pieces", held_out=0.2), method=method, seed=seed, **options)
-        for method in ("softmax", "logit-adjusted", "ldam+drw")
-        for seed in (0, 1)
-    ]
+    methods = ("softmax", "logit-adjusted", "ldam+drw")
+    specs = [spec(method, seed, held_out=0.2) for method in methods for seed in (0, 1)]
 
     def stop(end):
         if end.epoch == 3:
