@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from data_factory import pixels
+from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
+from longtail.train.augment import normalize
 from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import ALONE
 from longtail.train.engine import train
@@ -20,10 +22,23 @@ from longtail.train.recipe import get_recipe, make_spec
 from longtail.train.streamed import StreamedTraining, Streaming
 
 CPU = torch.device("cpu")
+DIGITS = load_digits_lt()
 COUNTS = (30, 12, 5)
 HERE = Streaming(workers=0)
 SMALL = {"model": "small-conv", "epochs": 3, "batch_size": 16, "image_size": 16, "lr": 0.05}
 SMALL |= {"warmup_epochs": 1}
+
+
+def digits_spec(method="softmax", seed=0, *, held_out=0.0, **overrides):
+    """The spec of a run on DIGITS."""
+    dataset = replace(DIGITS.spec, held_out=held_out)
+    return make_spec(dataset, method=method, recipe="digits", seed=seed, overrides=overrides)
+
+
+def uncropped(images, recipe):
+    """Images in memory as the network takes them."""
+    options = {"mean": recipe.mean, "std": recipe.std, "pixel_range": images.pixel_range}
+    return normalize(torch.from_numpy(images.images), **options)
 
 
 def make_images(counts=COUNTS, side=8):

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,26 +14,15 @@ import pytest
 import torch
 
 from longtail._checks import InputError
-from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, files
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint, engine
 from longtail.train.engine import train, train_cohort
-from longtail.train.recipe import make_spec
-from train_factory import interrupt, same_files
+from train_factory import DIGITS as DATA
+from train_factory import digits_spec, interrupt, same_files
 
-DATA = load_digits_lt()
 EPOCHS = 24
-
-
-def spec(method="softmax", seed=0, held_out=0.2, **overrides):
-    return make_spec(
-        replace(DATA.spec, held_out=held_out),
-        method=method,
-        recipe="digits",
-        seed=seed,
-        overrides={"epochs": EPOCHS, **overrides},
-    )
+spec = partial(digits_spec, held_out=0.2, epochs=EPOCHS)
 
 
 def save(folder, epochs):
@@ -164,23 +153,16 @@ def test_other_data_are_refused(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (
-            RuntimeError("CUDA error: uncorrectable ECC error encountered\nmore"),
-            r"the GPU failed: CUDA error: uncorrectable .* Nothing",
-        ),
-        (
-            torch.OutOfMemoryError("CUDA out of memory."),
-            "does not hold the data and a run; override batch_size",
-        ),
-    ],
-    ids=["lost", "full"],
-)
-def test_a_gpu_that_fails_is_explained(tmp_path, monkeypatch, error, message):
+FAILURES = {
+    "the GPU failed: CUDA error: uncorrectable": RuntimeError("CUDA error: uncorrectable\nmore"),
+    "does not hold .*; override batch_size": torch.OutOfMemoryError("CUDA out of memory."),
+}
+
+
+@pytest.mark.parametrize("message", FAILURES)
+def test_a_gpu_that_fails_is_explained(tmp_path, monkeypatch, message):
     def fail(steppers, epochs, **options):
-        raise error
+        raise FAILURES[message]
 
     monkeypatch.setattr(engine, "run_epoch", fail)
     with pytest.raises(RunError, match=message):

@@ -1,43 +1,23 @@
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from longtail import InputError
-from longtail.data.digits import load_digits_lt
 from longtail.runs.folder import RunError
-from longtail.train.augment import normalize
 from longtail.train.engine import evaluate, train, train_cohort, validate
-from longtail.train.recipe import get_recipe, make_spec
-from train_factory import make_images, make_planner, make_stepper
+from longtail.train.recipe import get_recipe
+from train_factory import DIGITS as DATA
+from train_factory import digits_spec, make_images, make_planner, make_stepper, uncropped
 
-DATA = load_digits_lt()
-SHORT = {"epochs": 2}
-
-
-def spec(method="softmax", seed=0, held_out=0.0, **overrides):
-    return make_spec(
-        replace(DATA.spec, held_out=held_out),
-        method=method,
-        recipe="digits",
-        seed=seed,
-        overrides={**SHORT, **overrides},
-    )
+spec = partial(digits_spec, epochs=2)
 
 
-def stepper(recipe, method="softmax", seed=0):
-    return make_stepper([make_planner(recipe, DATA.train, method, seed)], DATA.train)
-
-
-def pixels(images, recipe):
-    """The images as the network takes them, uncropped."""
-    return normalize(
-        torch.from_numpy(images.images),
-        mean=recipe.mean,
-        std=recipe.std,
-        pixel_range=images.pixel_range,
-    )
+def network(method="softmax", seed=0):
+    planner = make_planner(get_recipe("digits"), DATA.train, method, seed)
+    return make_stepper([planner], DATA.train).training.model
 
 
 @pytest.mark.parametrize(
@@ -87,13 +67,9 @@ def test_neighbours_do_not_change_a_run(cohort, tmp_path):
 
 
 def test_seeds_differ_and_methods_share_their_start():
-    recipe = get_recipe("digits")
-    softmax, other, another = (
-        stepper(recipe, method, seed).training
-        for method, seed in (("softmax", 0), ("logit-adjusted", 0), ("softmax", 1))
-    )
-    assert torch.equal(softmax.model.fc.weight, other.model.fc.weight)
-    assert not torch.equal(softmax.model.fc.weight, another.model.fc.weight)
+    weights = [network(*run).fc.weight for run in (("softmax", 0), ("logit-adjusted", 0))]
+    assert torch.equal(*weights)
+    assert not torch.equal(weights[0], network("softmax", 1).fc.weight)
 
 
 def test_held_out_examples_are_not_trained_on(cohort):
@@ -106,12 +82,11 @@ def test_held_out_examples_are_not_trained_on(cohort):
 
 
 def test_evaluation_writes_the_networks_logits_once(cohort):
-    run = cohort[0]
+    run, model = cohort[0], network()
     logits, target, _ = run.logits("test")
-    model = stepper(get_recipe("digits")).training.model
     model.load_state_dict({k: torch.tensor(np.array(v)) for k, v in run.model().items()})
     with torch.no_grad():
-        expected = model.eval()(pixels(DATA.test, get_recipe("digits")))
+        expected = model.eval()(uncropped(DATA.test, get_recipe("digits")))
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(target, DATA.test.labels)
     stamp = (run.folder / "logits-test.safetensors").stat().st_mtime_ns
@@ -120,6 +95,5 @@ def test_evaluation_writes_the_networks_logits_once(cohort):
     with pytest.raises(RunError, match="are of other images than the data are now"):
         evaluate(run, other)
     assert (run.folder / "logits-test.safetensors").stat().st_mtime_ns == stamp
-    np.testing.assert_allclose(
-        run.head.norms, np.linalg.norm(run.model()["fc.weight"], axis=1), rtol=1e-6
-    )
+    norms = np.linalg.norm(run.model()["fc.weight"], axis=1)
+    np.testing.assert_allclose(run.head.norms, norms, rtol=1e-6)

@@ -2,34 +2,26 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from longtail.data import load
-from longtail.data.digits import load_digits_lt
 from longtail.runs import DataSpec, Run, RunError, RunWriter, ensemble
-from longtail.train.augment import normalize
 from longtail.train.engine import evaluate, network_logits, train, train_cohort
 from longtail.train.loop import new_network
 from longtail.train.prefetch import Resident
 from longtail.train.recipe import Recipe, get_recipe, make_spec
 from longtail.train.teachers import TeacherPool, Teachers, with_teachers
-from train_factory import CPU, interrupt, make_images, same_files
+from train_factory import CPU, digits_spec, interrupt, make_images, same_files, uncropped
+from train_factory import DIGITS as DATA
 
-DATA = load_digits_lt()
 DISTILL = {"distill_weight": 0.8, "distill_temperature": 2.0}
 
 
-def spec(method="softmax", seed=0, *, held_out=0.0, **overrides):
-    return make_spec(
-        replace(DATA.spec, held_out=held_out),
-        method=method,
-        recipe="digits",
-        seed=seed,
-        overrides={"epochs": 2, **overrides},
-    )
+spec = partial(digits_spec, epochs=2)
 
 
 def student(teachers, seed=5, **overrides):
@@ -59,17 +51,12 @@ def by_hand(runs, images, recipe):
     return np.mean(found, axis=0)
 
 
-def normalized(images, recipe):
-    options = {"mean": recipe.mean, "std": recipe.std, "pixel_range": images.pixel_range}
-    return normalize(torch.from_numpy(images.images), **options)
-
-
 @pytest.mark.parametrize("other", [{}, {"mean": [0.1], "std": [0.5]}])
 def test_they_answer_with_their_mean_logits(teachers, other):
     """Also where the student's images are normalised otherwise than theirs were."""
     recipe = get_recipe("digits", **other)
     found = Teachers(teachers, recipe, Resident(DATA.train, CPU), device=CPU)
-    answers = found(normalized(DATA.test, recipe))
+    answers = found(uncropped(DATA.test, recipe))
     assert answers.dtype == torch.float32
     expected = by_hand(teachers, DATA.test, recipe)
     np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-4)
@@ -89,7 +76,7 @@ def test_stacked_they_answer_the_same(tmp_path):
         Teachers(runs, recipe, data, device=CPU, stacked=stacked) for stacked in (False, True)
     )
     assert [[size for _, size, *_ in one.groups] for one in (alone, together)] == [[1] * 3, [2, 1]]
-    shown = normalized(images, recipe)
+    shown = uncropped(images, recipe)
     np.testing.assert_allclose(together(shown), alone(shown), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(alone(shown), by_hand(runs, images, recipe), rtol=1e-4, atol=1e-4)
 
