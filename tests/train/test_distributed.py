@@ -19,7 +19,6 @@ import torch
 from data_factory import write_large
 from longtail import metrics
 from longtail._checks import InputError
-from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.models import MODELS, Entry, _resnet
 from longtail.models.resnet import Design, basic, init_he
@@ -27,9 +26,18 @@ from longtail.runs import Run
 from longtail.train.distributed import World, joined
 from longtail.train.engine import evaluate, train
 from longtail.train.loop import run_epoch
-from longtail.train.recipe import make_spec
 from longtail.train.streamed import Streaming
-from train_factory import COUNTS, CPU, HERE, SMALL, interrupt, listed_spec, make_streamed
+from train_factory import (
+    COUNTS,
+    CPU,
+    DIGITS,
+    HERE,
+    SMALL,
+    digits_spec,
+    interrupt,
+    listed_spec,
+    make_streamed,
+)
 
 # Batches that two processes share evenly, unevenly, and of which one gets nothing (47 = 2·23 + 1);
 # a mean with class weights, and a loss that draws.
@@ -278,7 +286,5 @@ def test_processes_that_do_not_meet(monkeypatch):
 
 
 def test_images_in_memory_are_not_shared(tmp_path):
-    digits = load_digits_lt()
-    made = make_spec(digits.spec, method="softmax", recipe="digits", seed=0)
     with pytest.raises(InputError, match="2 processes can share images on disk only"):
-        train(made, digits.train, root=tmp_path, force=True, world=World(0, 2))
+        train(digits_spec(), DIGITS.train, root=tmp_path, force=True, world=World(0, 2))
