@@ -175,3 +175,10 @@ def test_options_that_would_do_nothing_are_refused(cli, places, dataset, option)
     assert result.code in (1, 2)
     assert f"{option[0]} does nothing here" in result.err
     assert not Path("runs").exists()
+
+
+def test_a_recipe_for_images_in_memory_does_not_fit_lists(cli, places):
+    words = ("train", "--dataset", "spots", "--method", "softmax", *HERE)
+    result = cli(*words, "--recipe", "tuned")
+    assert result.code == 1
+    assert "photographs on disk need an `image_size`" in result.err

@@ -164,6 +164,7 @@ def test_an_ingredient_at_its_default_leaves_the_hash_alone():
     off = {"image_seed": None, "cutout": 0, "cutmix": 0.0, "sam_rho": 0, "trivial_augment": False}
     assert spec(recipe="tuned", data=CIFAR10, **off).hash8 == plain.hash8
     assert spec(recipe="tuned", data=CIFAR10, cutout=16).hash8 != plain.hash8
+    assert spec(recipe="tuned", data=CIFAR10, image_seed=0).hash8 != plain.hash8
 
 
 @pytest.mark.parametrize(
