@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,6 @@ from longtail.cli import main
 from longtail.data.digits import load_digits_lt
 from longtail.runs import find_runs
 from longtail.train import engine
-from longtail.train.methods import EXTRAS
-from longtail.train.recipe import RECIPES
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
 
@@ -26,15 +23,6 @@ def by_hand(run, split="test"):
     logits, target, _ = run.logits(split)
     wrong = [np.mean(logits[target == k].argmax(axis=1) != k) for k in range(logits.shape[1])]
     return 100 * float(np.mean(wrong))
-
-
-def weights(run):
-    return {name: np.array(value) for name, value in run.model().items()}
-
-
-def same_weights(one, other):
-    mine, theirs = weights(one), weights(other)
-    return all(np.array_equal(mine[name], theirs[name]) for name in mine | theirs)
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +44,10 @@ def test_every_method_and_seed_is_trained_and_judged(cohort):
     assert {(run.spec.method.name, run.spec.seed) for run in runs} == {
         (method, seed) for method in ("softmax", "logit-adjusted") for seed in (0, 1)
     }
-    for run in runs:
-        assert run.splits == ("test",)
-        assert dict(run.spec.recipe.overrides) == {"epochs": 2}
-        assert run.spec.settings == {}
-        assert run.data == load_digits_lt().train.fingerprint
     folders = {Path(entry["folder"]): entry for entry in document["runs"]}
     for run in runs:
+        assert dict(run.spec.recipe.overrides) == {"epochs": 2}
+        assert run.data == load_digits_lt().train.fingerprint
         entry = folders[run.folder]
         assert 100 * entry["balanced_error"]["test"] == pytest.approx(by_hand(run))
         assert entry["spec"] == run.spec.to_json()
@@ -72,61 +57,32 @@ def test_every_method_and_seed_is_trained_and_judged(cohort):
     errors = [by_hand(run) for run in runs if run.spec.method.name == "softmax"]
     assert 100 * softmax["test"]["balanced_error"] == pytest.approx(np.mean(errors))
     assert 100 * softmax["test"]["deviation"] == pytest.approx(np.std(errors, ddof=1))
-    assert softmax["seconds"] > 0
 
 
 def test_the_same_command_finds_everything_done_and_prints_the_table(cohort, cli, monkeypatch):
-    words, out, document = cohort
+    words, _, document = cohort
     monkeypatch.setattr(engine._Report, "__call__", lambda *_: pytest.fail("trained again"))
     result = cli(*words)
     assert result.code == 0
     assert result.err == "Nothing to train: 4 runs finished already (--force: again).\n"
-    title, header, softmax, adjusted, *_ = result.out.splitlines()
+    title, _, softmax, adjusted, *_ = result.out.splitlines()
     assert title == "digits-lt (exp, imbalance ratio 50), recipe digits"
-    assert header.split() == ["method", "seeds", "test", "set", "time", "a", "run"]
     values = document["methods"][0]["test"]
     shown = f"{100 * values['balanced_error']:.2f} ± {100 * values['deviation']:.2f}"
     assert re.fullmatch(rf"softmax +2 +{shown} +\d+\.\d s", softmax)
     assert adjusted.startswith("logit-adjusted (tau=1.5) ")
-    assert f"longtail report {out}/digits-lt" in result.out
-    assert max(len(line) for line in result.out.splitlines() if str(out) not in line) <= 80
 
 
-def test_more_seeds_train_only_what_is_missing(cohort, cli):
-    words, out, _ = cohort
-    out = shutil.copytree(out, "copy")
-    before = {run.folder: run.record["created"] for run in find_runs(out)}
-    result = cli(*words[: words.index("--seeds")], "--seed", 1, "--seed", 7, "--out", out)
-    assert result.code == 0
-    assert "Finished already: 2 of 4." in " ".join(result.err.split())
-    assert "Training 2 runs on cpu in float32" in result.err
-    runs = find_runs(out)
-    assert len(runs) == 6
-    assert before.items() <= {run.folder: run.record["created"] for run in runs}.items()
-    rows = [line for line in result.out.splitlines() if line.endswith(" s")]
-    assert [re.split("  +", row)[1] for row in rows] == ["2", "2"]
-
-
-def test_a_run_does_not_depend_on_its_cohort(cohort, cli):
+def test_a_run_does_not_depend_on_its_cohort_and_force_trains_again(cohort, cli, monkeypatch):
     _, out, _ = cohort
-    assert cli(*DIGITS, "--method", "softmax", "--seed", 1, "--no-evaluate").code == 0
+    words = (*DIGITS, "--method", "softmax", "--seed", 1, "--no-evaluate")
+    trained = cli(*words)
+    assert trained.out.endswith("yet: longtail evaluate runs/digits-lt\n")
     (alone,) = find_runs("runs")
+    assert alone.splits == ()  # the test set stays closed
     (within,) = (run for run in find_runs(out) if run.name == alone.name)
-    assert same_weights(alone, within)
-
-
-def test_the_recorded_command_goes_on_and_does_not_begin_again(cli):
-    words = (*DIGITS, "--method", "softmax", "--profile", "step", "--out", "a b", "--no-evaluate")
-    assert cli(*words, "--force", "--json").code == 0
-    (run,) = find_runs("a b")
-    typed = shlex.split(run.record["command"])
-    assert set(typed) == {"longtail", *words}
-    assert cli(*typed[1:]).err.startswith("Nothing to train: 1 run finished already")
-
-
-def test_force_trains_again(cli, monkeypatch):
-    words = (*DIGITS, "--method", "softmax", "--no-evaluate")
-    assert cli(*words).code == 0
+    for name, value in alone.model().items():
+        np.testing.assert_array_equal(value, within.model()[name])
     epochs = []
     monkeypatch.setattr(engine._Report, "__call__", lambda _, end: epochs.append(end.epoch))
     assert cli(*words).code == 0
@@ -135,28 +91,15 @@ def test_force_trains_again(cli, monkeypatch):
     assert epochs == [1, 2]
 
 
-def test_training_alone_leaves_the_test_set_closed(cli):
-    result = cli(*DIGITS, "--method", "softmax", "--no-evaluate")
-    assert result.code == 0
-    (run,) = find_runs("runs")
-    assert run.splits == ()
-    assert result.out.splitlines()[1].split() == ["method", "seeds", "time", "a", "run"]
-    assert result.out.endswith("yet: longtail evaluate runs/digits-lt\n")
-
-
-@pytest.mark.parametrize("dataset", ["my birds", "my birds.frozen", "digits.frozen"])
-def test_the_command_that_judges_says_where_data_of_ones_own_are(cli, dataset):
+def test_the_command_that_judges_says_where_data_of_ones_own_are(cli):
     for split in ("train", "test"):
         write_folder(Path("my birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
-    for source in ("my birds", "digits-lt"):
-        assert cli("data", "freeze", source, "-o", f"{source.removesuffix('-lt')}.frozen").code == 0
     words = ("--set", "epochs=1", "--device", "cpu", "--method", "softmax", "--no-evaluate")
-    trained = cli("train", "--dataset", dataset, "--recipe", "digits", *words, "--out", "a b")
+    trained = cli("train", "--dataset", "my birds", "--recipe", "digits", *words, "--out", "a b")
     assert trained.code == 0, trained.err
     command = shlex.split(trained.out.splitlines()[-1].partition(": longtail ")[2])
-    assert command[-2:] == ["--dataset", dataset]
-    judged = cli(*command)
-    assert judged.code == 0, judged.err
+    assert command[-2:] == ["--dataset", "my birds"]
+    assert cli(*command).code == 0
 
 
 def test_a_held_out_part_is_judged_beside_the_test_set(cli):
@@ -192,9 +135,6 @@ def test_a_folder_of_images_takes_a_recipe_by_name(cli):
     assert run.prior.counts.tolist() == [8, 3]
 
 
-# Interrupted and resumed.
-
-
 def test_a_run_killed_before_its_first_checkpoint_begins_again(cli, monkeypatch):
     words = (*DIGITS, "--method", "softmax", "--no-evaluate")
     with pytest.MonkeyPatch.context() as patch:
@@ -207,44 +147,12 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(cli, monkeypatch)
     assert "continued" not in again.err
 
 
-def test_the_shell_completes_methods_recipes_and_data(fresh):
-    def offered(words):
-        last = str(len(words.split()) - 1)
-        env = {"COMP_WORDS": words, "COMP_CWORD": last, "_LONGTAIL_COMPLETE": "complete_bash"}
-        return fresh(**env).out.split()
-
-    assert offered("longtail train --method logit") == ["logit-adjusted", "logit-adjusted-adaptive"]
-    assert offered("longtail train --recipe pa") == ["paper"]
-    assert offered("longtail train --dataset cif") == ["cifar10-lt", "cifar100-lt"]
-
-
-def test_the_help_names_every_recipe_and_what_comes_on_top_of_a_loss(cli):
-    text = cli("train", "--help").out
-    assert all(re.search(rf"\b{name}\b", text) for name in (*RECIPES, *EXTRAS))
-
-
 @pytest.mark.parametrize(
-    ("method", "twice"),
-    [
-        ("logit-adjusted+drw", True),
-        ("balanced+drw", True),
-        ("class-balanced+drw", True),
-        ("softmax+drw", False),
-        ("ldam+drw", False),
-        ("logit-adjusted:tau=0.5+drw", False),
-        ("logit-adjusted", False),
-    ],
+    ("method", "twice"), [("logit-adjusted+drw", True), ("softmax+drw", False)]
 )
 def test_weights_on_top_of_a_loss_that_needs_none_are_told(cli, method, twice):
-    words = (*DIGITS, "--set", "warmup_epochs=1", "--no-evaluate", "--method", method)
-    result = cli(*words)
+    words = ("--set", "warmup_epochs=1", "--no-evaluate", "--method", method)
+    result = cli(*DIGITS, *words)
     assert result.code == 0, result.err
-    loss = method.partition("+")[0]
-    told = (
-        f"longtail: warning: {method} corrects for class frequencies twice: {loss} aims at the "
-        f"balanced error by itself, and drw weighs rare classes more on top of it; {loss} alone, "
-        f"or softmax+drw, does it once."
-    )
-    assert (told in result.err.splitlines()) is twice
+    assert (f"warning: {method} corrects for class frequencies twice" in result.err) is twice
     assert ("warning" in result.err) is twice
-    assert "warning" not in cli(*words).err  # nothing is left to train

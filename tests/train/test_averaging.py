@@ -44,7 +44,6 @@ def test_it_is_the_weighted_mean_of_the_steps(steps, decay):
 
 
 def test_it_goes_on_from_what_was_saved():
-    _, whole, _ = walk(9, 0.9)
     model, part, states = walk(6, 0.9)
     fresh = WeightAverage(model, decay=0.9)
     fresh.load({name: v.clone() for name, v in part.sums.items()}, int(part.steps))
@@ -54,16 +53,9 @@ def test_it_goes_on_from_what_was_saved():
         part.update()
     for name, value in fresh.state_dict().items():
         assert torch.equal(value, part.state_dict()[name])
-    assert int(whole.steps) == 9
 
 
-def test_before_the_first_step_it_is_the_network():
-    model = nn.Linear(2, 2)
-    average = WeightAverage(model, decay=0.9)
-    assert torch.equal(average.state_dict()["weight"], model.weight)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_in_half_precision_are_summed_in_float32(dtype):
     model = nn.Linear(1, 1, bias=False).to(dtype)
     model.weight.data.fill_(1.0)

@@ -7,8 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -25,32 +23,29 @@ from longtail.data.large import load_listed
 from longtail.models import MODELS, Entry, _resnet
 from longtail.models.resnet import Design, basic, init_he
 from longtail.runs import Run
-from longtail.runs.folder import RunError
-from longtail.train import distributed
-from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import World, joined
 from longtail.train.engine import evaluate, train
 from longtail.train.loop import run_epoch
-from longtail.train.methods import Method
-from longtail.train.plan import Planner
-from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.streamed import StreamedTraining, Streaming
-
-CPU = torch.device("cpu")
-COUNTS = (30, 12, 5)
-SMALL = {"model": "small-conv", "epochs": 3, "batch_size": 16, "image_size": 16, "lr": 0.05}
-SMALL |= {"warmup_epochs": 1}
-HERE = Streaming(workers=0)
+from longtail.train.streamed import Streaming
+from train_factory import (
+    COUNTS,
+    CPU,
+    DIGITS,
+    HERE,
+    SMALL,
+    digits_spec,
+    interrupt,
+    listed_spec,
+    make_streamed,
+)
 
 # Batches that two processes share evenly, unevenly, and of which one gets nothing (47 = 2·23 + 1);
 # a mean with class weights, and a loss that draws.
 STEPS = {
     "even": ("logit-adjusted", {}, HERE),
-    "parts": ("logit-adjusted", {}, Streaming(workers=0, micro_batch=3)),
     "odd": ("softmax+drw:start=1", {"batch_size": 23}, HERE),
     "drawn": ("equalized-threshold:threshold=0.3", {"batch_size": 9}, HERE),
-    "compiled": ("logit-adjusted", {}, Streaming(workers=0, micro_batch=5, compile=True)),
-    "smoothed": ("balanced+label-smoothing", {"optimizer": "adam", "lr": 0.001}, HERE),
+    "parts": ("logit-adjusted", {}, Streaming(workers=0, micro_batch=5, compile=True)),
 }
 
 
@@ -63,12 +58,7 @@ NORMED = {"model": "tiny", "batch_size": 24}
 
 def step_losses(data, world, method, overrides, how, *, epochs=2):
     """The mean loss of every step, and the weights and statistics after them."""
-    recipe = get_recipe("imagenet-lt", **SMALL | overrides)
-    kept = np.arange(len(data))
-    planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    stepper = Stepper(
-        lambda: StreamedTraining(planner, data, world=world, how=how), device=CPU, graphs=False
-    )
+    stepper = make_streamed(data, method, world=world, how=how, **overrides)
     found = []
     for epoch in range(epochs):
         run_epoch([stepper], [epoch])
@@ -79,33 +69,12 @@ def step_losses(data, world, method, overrides, how, *, epochs=2):
     return found, torch.cat([value.flatten() for value in tensors]).tolist()
 
 
-def spec(data, **overrides):
-    held = replace(data.spec, held_out=0.2)
-    return make_spec(
-        held, method="logit-adjusted", recipe="imagenet-lt", seed=0, overrides=SMALL | overrides
-    )
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after_two(end):
-    if end.epoch == 2:
-        raise Stop
+def spec(data):
+    return listed_spec(data, "logit-adjusted", held_out=0.2)
 
 
 def interrupted(data, root, world):
-    with pytest.raises(Stop):
-        train(
-            spec(data),
-            data.train,
-            root=root,
-            world=world,
-            streaming=HERE,
-            checkpoint_seconds=0.0,
-            after_epoch=stop_after_two,
-        )
+    interrupt(spec(data), data.train, root=root, world=world, streaming=HERE, epoch=2)
 
 
 def whole(data, root, world):
@@ -206,18 +175,15 @@ def test_batch_norm_is_local_and_one_set_of_statistics_remains(folder, data, mon
     found = [json.loads((folder / f"found-{rank}.json").read_text())["normed"] for rank in (0, 1)]
     assert found[0] == found[1]
     monkeypatch.setitem(MODELS, "tiny", TINY)
-    (losses, tensors), (expected, one) = (
-        found[0],
-        step_losses(data.train, World(), "softmax", NORMED, HERE),
-    )
-    assert losses != pytest.approx(expected, rel=1e-5)
-    assert losses == pytest.approx(expected, rel=0.2)
-    assert len(tensors) == len(one)
+    expected, tensors = step_losses(data.train, World(), "softmax", NORMED, HERE)
+    assert found[0][0] != pytest.approx(expected, rel=1e-5)
+    assert found[0][0] == pytest.approx(expected, rel=0.2)
+    assert len(found[0][1]) == len(tensors)
 
 
-def compare(run, other, *, exact=False):
+def compare(run, other):
     """Two runs' losses, weights, logits and metrics."""
-    tolerance = {"rtol": 0, "atol": 0 if exact else 1e-5}
+    tolerance = {"rtol": 0, "atol": 1e-5}
     for mine, theirs in zip(run.log(), other.log(), strict=True):
         assert mine["epoch"] == theirs["epoch"]
         assert mine["held_out_error"] == theirs["held_out_error"]
@@ -229,11 +195,6 @@ def compare(run, other, *, exact=False):
         np.testing.assert_array_equal(target, same)
         np.testing.assert_allclose(logits, others, rtol=0, atol=1e-4)
         assert metrics.balanced_error(target, logits) == metrics.balanced_error(same, others)
-        mine, theirs = (
-            metrics.per_class_error(target, logits),
-            metrics.per_class_error(same, others),
-        )
-        np.testing.assert_array_equal(mine.wrong, theirs.wrong)
 
 
 def test_the_whole_run_is_that_of_one_process(folder, data, alone):
@@ -243,16 +204,11 @@ def test_the_whole_run_is_that_of_one_process(folder, data, alone):
     assert (run.record["facts"]["processes"], alone.record["facts"]["processes"]) == (2, 1)
 
 
-def test_a_checkpoint_of_one_process_resumes_with_two(folder, data, alone):
-    run = Run.open(folder / "one to two" / spec(data).folder)
-    assert len(run.record["resumed"]) == 1
-    compare(run, alone)
-
-
-def test_a_checkpoint_of_two_processes_resumes_with_one(folder, data, alone):
-    run = whole(data, folder / "two to one", World())
-    assert len(run.record["resumed"]) == 1
-    compare(run, alone)
+def test_checkpoints_do_not_depend_on_the_number_of_processes(folder, data, alone):
+    with_one = whole(data, folder / "two to one", World())
+    for run in (with_one, Run.open(folder / "one to two" / spec(data).folder)):
+        assert len(run.record["resumed"]) == 1
+        compare(run, alone)
 
 
 def test_a_damaged_image_is_counted_once_or_stops_both(folder):
@@ -302,22 +258,19 @@ def test_one_of_two_processes_killed_under_torchrun(folder, data, alone, tmp_pat
     compare(run, alone)
     start = "torchrun --standalone --nproc-per-node=2 -m longtail train --dataset"
     assert run.record["command"].startswith(start)
-    # Only the first process speaks, and the killed attempt said nothing to stdout.
-    assert done.stdout.count("logit-adjusted") == 1
-    assert done.stderr.count("Training 1 run on 2 x cpu in float32") == 2
+    assert done.stdout.count("logit-adjusted") == 1  # only the first process speaks
 
 
 # What can go wrong before the first step.
 
 
-def launch(monkeypatch, port, *, rank=0, size=2):
-    for key, value in {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank}.items():
+def launch(monkeypatch, port):
+    values = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
+    for key, value in (values | {"MASTER_PORT": port}).items():
         monkeypatch.setenv(key, str(value))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
 
 
-def test_a_port_in_use(monkeypatch):
+def test_processes_that_do_not_meet(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -326,47 +279,12 @@ def test_a_port_in_use(monkeypatch):
         message = rf"can't meet at 127.0.0.1:{port}: another program uses that port.*--standalone"
         with pytest.raises(InputError, match=message), joined(CPU):
             pass
-
-
-def test_processes_that_are_started_again_do_not_take_the_old_ones_for_the_new():
-    """The store stays; each attempt's processes must meet in a part of it that is new."""
-    store, parts = torch.distributed.HashStore(), []
-    for _ in range(3):
-        with ThreadPoolExecutor(3) as pool:
-            # The first comes last: until then the others find only what is left of the past.
-            late = [
-                pool.submit(distributed._fresh, store, rank, 3, timedelta(seconds=20))
-                for rank in (2, 1)
-            ]
-            time.sleep(0.1)
-            assert not any(one.done() for one in late)
-            first = distributed._fresh(store, 0, 3, timedelta(seconds=20))
-            first.set("address", str(len(parts)))
-            assert {one.result().get("address") for one in late} == {str(len(parts)).encode()}
-        parts.append(first)
-    assert parts[0].get("address") == b"0"
-
-
-def test_a_process_that_does_not_come(monkeypatch):
     launch(monkeypatch, free_port())
     message = r"not all 2 processes came to .* within 1 s; start torchrun on every machine"
-    patience = timedelta(seconds=1)
-    with pytest.raises(InputError, match=message), joined(CPU, patience=patience):
+    with pytest.raises(InputError, match=message), joined(CPU, patience=timedelta(seconds=1)):
         pass
 
 
-def test_a_lost_neighbour_is_said_plainly():
-    message = "another process of this training stopped"
-    with pytest.raises(RunError, match=message), distributed.lost_neighbors():
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
-    with pytest.raises(RuntimeError, match="shape"), distributed.lost_neighbors():
-        raise RuntimeError("shape '[2]' is invalid")
-
-
 def test_images_in_memory_are_not_shared(tmp_path):
-    from longtail.data.digits import load_digits_lt
-
-    digits = load_digits_lt()
-    made = make_spec(digits.spec, method="softmax", recipe="digits", seed=0)
     with pytest.raises(InputError, match="2 processes can share images on disk only"):
-        train(made, digits.train, root=tmp_path, force=True, world=World(0, 2))
+        train(digits_spec(), DIGITS.train, root=tmp_path, force=True, world=World(0, 2))

@@ -1,43 +1,49 @@
-"""On a GPU: captured steps against eager ones, runs together against runs alone, and resuming."""
+"""On a GPU: captured steps against eager ones, runs together, teachers, and resuming."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from data_factory import pixels
-from longtail.data.images import ImageSet
 from longtail.runs import DataSpec
-from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import evaluate, train_cohort
-from longtail.train.loop import Training, run_epoch
-from longtail.train.methods import Method
-from longtail.train.plan import Planner
+from longtail.train.loop import run_epoch
 from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.teachers import Teachers, with_teachers
+from train_factory import CPU, Stop, make_images, make_planner, make_stepper
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-COUNTS = (300, 80, 20)
-IMAGES = ImageSet(pixels(sum(COUNTS)), np.repeat(np.arange(3), COUNTS), ("a", "b", "c"))
+IMAGES = make_images((300, 80, 20), side=32)
+CUDA = torch.device("cuda")
 METHODS = ("softmax", "logit-adjusted", "balanced+drw:start=1", "equalized-threshold:threshold=0.1")
 SHORT = {"model": "resnet20", "epochs": 4, "warmup_epochs": 1, "milestones": ((3, 0.1),)}
 
 
-def stepper(methods=METHODS, *, graphs=True, precision="float32", **overrides):
-    device, labels = torch.device("cuda"), IMAGES.labels
-    recipe = get_recipe("tuned", **{**SHORT, **overrides})
-    planners = [
-        Planner(recipe, Method.of(m), labels, np.arange(len(labels)), IMAGES.prior, seed=seed)
-        for seed, m in enumerate(methods)
+def plans(methods=METHODS, ways=None, **overrides):
+    """One run for each method, with overrides of its own where there are `ways`."""
+    ways = ways or [{}] * len(methods)
+    return [
+        make_planner(get_recipe("tuned", **SHORT | overrides | way), IMAGES, method, seed)
+        for seed, (method, way) in enumerate(zip(methods, ways, strict=True))
     ]
-    data = Resident(IMAGES, device)
-    return Stepper(
-        lambda: Training(planners, data, precision=precision, device=device),
-        device=device,
-        graphs=graphs,
-    )
+
+
+def stepper(planners=None, *, graphs=True, precision="float32", teachers=None, **overrides):
+    options = {"precision": precision, "teachers": teachers, "graphs": graphs}
+    return make_stepper(planners or plans(**overrides), IMAGES, device=CUDA, **options)
+
+
+def gap(one, other, member, alone=0):
+    """How far a run's network is from another's: the median over its tensors."""
+    mine = one.training.network(member).state_dict()
+    its = other.training.network(alone).state_dict()
+    gaps = [float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()]
+    return np.median(gaps)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
@@ -51,14 +57,6 @@ def test_captured_steps_are_the_eager_ones(optimizer):
         # The loss that draws is left out: captured and eager draws count on differently.
         np.testing.assert_allclose(graph[:3], eager[:3], rtol=1e-3)
     assert np.isfinite(graph).all()
-
-
-def test_runs_together_are_the_runs_alone():
-    together = stepper()
-    alone = [stepper(METHODS[:1]), stepper(METHODS[:1], graphs=False)]
-    losses = run_epoch([together], [0])[0]
-    for one in alone:
-        assert run_epoch([one], [0])[0][0] == pytest.approx(losses[0], rel=1e-3)
 
 
 def test_bfloat16_is_close_to_float32():
@@ -84,63 +82,31 @@ def test_every_ingredient_in_captured_steps():
         graph, eager = run_epoch([one], [epoch])[0], run_epoch([other], [epoch])[0]
         np.testing.assert_allclose(graph[:3], eager[:3], rtol=2e-3)
     for member in range(3):
-        mine, its = (
-            training.network(member).state_dict() for training in (one.training, other.training)
-        )
-        gaps = [
-            float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()
-        ]
-        assert np.median(gaps) < 1e-3
+        assert gap(one, other, member, member) < 1e-3
 
 
 def test_runs_whose_images_are_made_differently_step_as_one():
     """Other images, other weight decay, SAM that looks less far: captured, and alone."""
-    device, labels, kept = torch.device("cuda"), IMAGES.labels, np.arange(len(IMAGES))
     ways = [{}, {"cutmix": 0.5, "mix_partner": "minority"}, {"trivial_augment": True}]
-    planners = [
-        Planner(
-            get_recipe(
-                "tuned",
-                **{**SHORT, "lr": 0.003, "sam_rho": 0.1 / (seed + 1), **way},
-                weight_decay=0.5 * 10**seed,  # most of a step, so that a neighbour's would show
-            ),
-            Method.of("logit-adjusted"),
-            labels,
-            kept,
-            IMAGES.prior,
-            seed=seed,
-        )
-        for seed, way in enumerate(ways)
-    ]
-    data = Resident(IMAGES, device)
-
-    def of(members, graphs=True):
-        return Stepper(lambda: Training(members, data, device=device), device=device, graphs=graphs)
-
-    together, alone = of(planners), [of([one], graphs=False) for one in planners]
+    for n, way in enumerate(ways):  # decay is most of a step, so that a neighbour's would show
+        way |= {"sam_rho": 0.1 / (n + 1), "weight_decay": 0.5 * 10**n}
+    planners = plans(["logit-adjusted"] * 3, ways, lr=0.003)
+    together, alone = stepper(planners), [stepper([one], graphs=False) for one in planners]
     for epoch in range(2):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=2e-3)
     for member, one in enumerate(alone):
-        mine = together.training.network(member).state_dict()
-        its = one.training.network(0).state_dict()
-        gaps = [
-            float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()
-        ]
-        assert np.median(gaps) < 1e-3, member
+        assert gap(together, one, member) < 1e-3, member
 
 
 def test_images_are_the_same_on_every_device():
-    on_gpu, labels = stepper(**EVERYTHING, graphs=False), IMAGES.labels
-    planners = on_gpu.training.planners
-    cpu = torch.device("cpu")
-    on_cpu = Stepper(lambda: Training(planners, Resident(IMAGES, cpu)), device=cpu)
+    on_gpu, count = stepper(**EVERYTHING, graphs=False), len(IMAGES)
+    on_cpu = make_stepper(on_gpu.training.planners, IMAGES)
     for one in (on_gpu, on_cpu):
         one.load(1)
         with one.active():
             one.training.prepare(0)
-    count = len(labels)
     for name in ("targets", "seconds", "shares"):
         mine, its = (getattr(one.training.now, name)[:, :count].cpu() for one in (on_gpu, on_cpu))
         assert torch.equal(mine, its), name
@@ -149,30 +115,14 @@ def test_images_are_the_same_on_every_device():
 
 
 def test_students_learn_from_teachers_in_captured_steps():
-    device, labels = torch.device("cuda"), IMAGES.labels
     settings = {"image_seed": 7, "distill_weight": 0.8, "distill_temperature": 2.0, "lr": 0.003}
-    recipes = [
-        get_recipe("tuned", **{**SHORT, **settings}),
-        get_recipe("tuned", **{**SHORT, **settings, "distill_weight": 0.5}, distill_adjusted=True),
-    ]
-    weights = torch.randn(3 * 32 * 32, 3, device=device) / 30
+    ways = [{}, {"distill_weight": 0.5, "distill_adjusted": True}]
+    weights = torch.randn(3 * 32 * 32, 3, device=CUDA) / 30
     made = {}
     for graphs in (True, False):
-        planners = [
-            Planner(one, Method.of(m), labels, np.arange(len(labels)), IMAGES.prior, seed=seed)
-            for seed, (one, m) in enumerate(zip(recipes, METHODS, strict=False))
-        ]
-
-        def make(planners=planners):
-            return Training(
-                planners,
-                Resident(IMAGES, device),
-                device=device,
-                teachers=lambda x: x.flatten(1) @ weights,
-            )
-
-        one = Stepper(make, device=device, graphs=graphs)
-        assert one.training.now.teacher_logits.shape == (1, len(labels), 3)
+        planners = plans(METHODS[:2], ways, **settings)
+        one = stepper(planners, graphs=graphs, teachers=lambda x: x.flatten(1) @ weights)
+        assert one.training.now.teacher_logits.shape == (1, len(IMAGES), 3)
         assert (one.beside is not None) == graphs
         made[graphs] = [run_epoch([one], [epoch])[0] for epoch in range(4)]
     np.testing.assert_allclose(made[True][:2], made[False][:2], rtol=2e-3)
@@ -181,27 +131,17 @@ def test_students_learn_from_teachers_in_captured_steps():
 
 def test_what_is_made_aside_is_what_would_be_made_in_line():
     """Slow teachers: the steps would be done long before the answers, if they did not wait."""
-    device, labels = torch.device("cuda"), IMAGES.labels
-    recipe = get_recipe("tuned", **{**SHORT, "distill_weight": 0.8, "cutmix": 0.5, "epochs": 6})
-    weights = torch.randn(3 * 32 * 32, 3, device=device) / 30
-    answered = []
+    weights = torch.randn(3 * 32 * 32, 3, device=CUDA) / 30
+    answered, found = [], []
 
     def teachers(images):
         torch.cuda._sleep(20_000_000)  # some ten milliseconds
         answered.append(torch.cuda.current_stream())
         return images.flatten(1) @ weights
 
-    found = []
     for aside in (True, False):
-        planner = Planner(
-            recipe, Method.of("softmax"), labels, np.arange(len(labels)), IMAGES.prior, seed=0
-        )
-        one = Stepper(
-            lambda p=planner: Training(
-                [p], Resident(IMAGES, device), device=device, teachers=teachers
-            ),
-            device=device,
-        )
+        planners = plans(["softmax"], distill_weight=0.8, cutmix=0.5, epochs=6)
+        one = stepper(planners, teachers=teachers)
         if not aside:
             one.beside = None
         answered.clear()
@@ -219,17 +159,46 @@ def test_what_is_made_aside_is_what_would_be_made_in_line():
             assert torch.equal(value, its[name]), name
 
 
-def test_a_cohort_into_folders_resumed_and_judged(tmp_path):
-    specs = [
-        make_spec(
-            DataSpec("pieces", held_out=0.2), method=m, recipe="tuned", seed=s, overrides=SHORT
-        )
-        for m in ("softmax", "logit-adjusted", "ldam+drw")
-        for s in (0, 1)
-    ]
+def spec(method="logit-adjusted", seed=0, *, held_out=0.0, **overrides):
+    options = {"recipe": "tuned", "seed": seed, "overrides": SHORT | overrides}
+    return make_spec(DataSpec("toy", held_out=held_out), method=method, **options)
 
-    class Stop(Exception):
-        pass
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    specs = [spec(seed=0), spec(seed=1), spec(seed=2, head="cosine", head_scale=16.0)]
+    return train_cohort(specs, IMAGES, root=tmp_path_factory.mktemp("gpu"), device="cuda")
+
+
+def test_stacked_teachers_answer_as_each_by_itself(teachers):
+    recipe, shown = get_recipe("tuned"), torch.randn(300, 3, 32, 32, device="cuda")
+    together = Teachers(teachers, recipe, Resident(IMAGES, CUDA), device=CUDA)
+    assert [size for _, size, *_ in together.groups] == [2, 1]
+    alone = Teachers(teachers, recipe, Resident(IMAGES, CPU), device=CPU)
+    found, expected = together(shown).cpu(), alone(shown.cpu())
+    spread = expected.std()
+    assert (found - expected).abs().mean() < 0.05 * spread  # bfloat16 against float32
+
+
+def test_students_learn_what_they_learn_on_a_cpu(teachers, tmp_path):
+    # Steps so small that rounding has no time to grow: the losses are those of the same images,
+    # labels and teachers, which leave them only by the teachers' bfloat16.
+    listening = {"distill_weight": 0.8, "distill_temperature": 2.0, "image_seed": 0, "lr": 1e-4}
+    listening |= {"epochs": 3, "milestones": ((2, 0.1),)}
+    specs = [with_teachers(spec(seed=seed, **listening), teachers) for seed in (5, 6)]
+    specs = [replace(each, settings={**each.settings, "precision": "float32"}) for each in specs]
+    losses = {}
+    for device in ("cuda", "cpu"):
+        options = {"root": tmp_path / device, "teachers": teachers, "device": device}
+        runs = train_cohort(specs, IMAGES, **options)
+        losses[device] = [[line["loss"] for line in run.log()] for run in runs]
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=0.02)
+    assert not np.allclose(losses["cpu"][0], losses["cpu"][1], rtol=0.02)  # or they'd be one run
+
+
+def test_a_cohort_into_folders_resumed_and_judged(tmp_path):
+    methods = ("softmax", "logit-adjusted", "ldam+drw")
+    specs = [spec(method, seed, held_out=0.2) for method in methods for seed in (0, 1)]
 
     def stop(end):
         if end.epoch == 3:
@@ -238,12 +207,10 @@ def test_a_cohort_into_folders_resumed_and_judged(tmp_path):
     options = {"root": tmp_path, "device": "cuda", "checkpoint_seconds": 0.0}
     with pytest.raises(Stop):
         train_cohort(specs, IMAGES, after_epoch=stop, **options)
-    runs = train_cohort(specs, IMAGES, **options)
-    for run in runs:
+    for run in train_cohort(specs, IMAGES, **options):
         assert run.finished
         assert len(run.log()) == 4
         assert run.record["resumed"]
-        assert "held-out" in run.splits
         # Plain and cosine heads can't step as one.
         assert run.record["facts"]["together"] == (2 if "ldam" in run.name else 4)
         on_gpu = evaluate(run, IMAGES, split="a", device="cuda").logits("a").logits

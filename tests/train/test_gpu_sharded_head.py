@@ -1,14 +1,11 @@
-"""The head in slices on a GPU: against the CPU, without waiting, its memory, and under NCCL."""
+"""The head in slices on a GPU: against the CPU, without waiting, and its memory."""
 
-import numpy as np
 import pytest
 import torch
 from test_sharded_head import CASES, FEATURES, TARGET, UPSTREAM, criterion_of, linear, unsharded
-from torch import distributed, multiprocessing
-from torch.distributed.device_mesh import init_device_mesh
 
 from longtail import ClassPrior, losses
-from longtail.train.sharded_head import ShardedHead, full_state_dict
+from longtail.train.sharded_head import ShardedHead
 
 pytestmark = pytest.mark.gpu
 
@@ -60,31 +57,3 @@ def test_the_logits_exist_once(cuda):
     head.loss(features, target, criterion).backward()
     logits, gradient = 4 * rows * classes, 4 * 64 * classes
     assert torch.cuda.max_memory_allocated() - before < 1.25 * (logits + gradient)
-
-
-def _under_nccl(rank, folder):
-    torch.cuda.set_device(0)
-    store = f"file://{folder}/store"
-    distributed.init_process_group("nccl", init_method=store, rank=0, world_size=1)
-    mesh = init_device_mesh("cuda", (1,))
-    found = {}
-    for batch in ("replicated", "split"):
-        head = ShardedHead.from_linear(linear().cuda(), mesh=mesh, batch=batch)
-        assert head.predict(FEATURES.cuda()).is_cuda
-        loss, features, weight, _ = gradients(head, "all", torch.device("cuda"))
-        found[f"{batch} loss"], found[f"{batch} features"] = loss.cpu(), features.cpu()
-        found[f"{batch} weight"] = weight.to_local().cpu()
-    found["state"] = full_state_dict(head)["weight"]
-    np.savez(f"{folder}/found.npz", **{name: value.numpy() for name, value in found.items()})
-    distributed.destroy_process_group()
-
-
-def test_a_mesh_of_one_gpu(tmp_path, cuda):
-    multiprocessing.spawn(_under_nccl, (str(tmp_path),), nprocs=1)
-    found = dict(np.load(tmp_path / "found.npz"))
-    loss, features, weight, _ = unsharded("all")
-    for batch in ("replicated", "split"):
-        np.testing.assert_allclose(found[f"{batch} loss"], loss, rtol=1e-5)
-        np.testing.assert_allclose(found[f"{batch} features"], features, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found[f"{batch} weight"], weight, rtol=1e-4, atol=1e-5)
-    assert np.array_equal(found["state"], linear().weight.detach())

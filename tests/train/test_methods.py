@@ -1,13 +1,9 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 from longtail import ClassPrior, InputError, margins
 from longtail.data.samplers import ClassSampler
-from longtail.runs.spec import Part
 from longtail.train.methods import (
     EXTRAS,
     SAMPLINGS,
@@ -28,17 +24,20 @@ DELTA = {"consistent": ":delta=3/1/2", THRESHOLD: ":threshold=0.1"}
         ("softmax", "softmax", {}),
         ("logit-adjusted:tau=1.5", "logit-adjusted", {"tau": 1.5}),
         ("ldam+drw", "ldam+drw", {}),
-        ("softmax+drw:start=120", "softmax+drw", {"drw_start": 120}),
         (
             "logit-adjusted+label-smoothing:epsilon=0.05",
             "logit-adjusted+label-smoothing",
             {"epsilon": 0.05},
         ),
-        ("softmax+over-sampling", "softmax+over-sampling", {}),
-        ("softmax+under-sampling", "softmax+under-sampling", {}),
-        ("softmax+sqrt-sampling", "softmax+sqrt-sampling", {}),
-        ("balanced", "balanced", {}),
-        ("class-balanced:beta=0.999", "class-balanced", {"beta": 0.999}),
+        # One method has one form, however it is typed.
+        ("logit_adjusted:tau=1", "logit-adjusted", {}),
+        (" LDAM + DRW:beta=0.9999 ", "ldam+drw", {}),
+        ("softmax+label-smoothing:epsilon=0", "softmax", {}),
+        (
+            "softmax+sqrt-sampling+label-smoothing:epsilon=0.1",
+            "softmax+label-smoothing+sqrt-sampling",
+            {},
+        ),
         # β of the loss and β of DRW stay apart.
         (
             "class-balanced:beta=0.9+drw:beta=0.99,start=7",
@@ -54,18 +53,7 @@ DELTA = {"consistent": ":delta=3/1/2", THRESHOLD: ":threshold=0.1"}
 def test_a_text_becomes_a_part(text, name, settings):
     part = parse_method(text)
     assert (part.name, dict(part.settings)) == (name, settings)
-    assert Method.of(part).part == part
-    assert Method.of(text) == Method.of(part)
-
-
-def test_one_method_has_one_form_however_it_is_typed():
-    assert parse_method("logit-adjusted:tau=1") == parse_method("logit-adjusted")
-    assert parse_method(" LDAM + DRW ") == parse_method("ldam+drw:beta=0.9999")
-    assert parse_method("logit_adjusted") == Part("logit-adjusted")
-    assert parse_method("softmax+sqrt-sampling+label-smoothing:epsilon=0.1") == Part(
-        "softmax+label-smoothing+sqrt-sampling"
-    )
-    assert parse_method("softmax+label-smoothing:epsilon=0") == Part("softmax")
+    assert Method.of(part).part == Method.of(text).part == part
 
 
 @pytest.mark.parametrize("loss", margins.MARGINS)
@@ -82,21 +70,13 @@ def test_the_criterion_is_the_loss_of_that_name(loss):
     assert criterion.label_smoothing == 0
 
 
-def cao_weights(beta):
-    """Straight from the definition, in Python floats."""
-    raw = [(1 - beta) / (1 - beta ** int(n)) for n in COUNTS]
-    return [len(raw) * value / sum(raw) for value in raw]
-
-
 def test_drw_is_weighted_cross_entropy_from_its_start_on():
+    """With weights (1 - β) / (1 - βⁿ) that sum to the number of classes."""
+    raw = [(1 - 0.9999) / (1 - 0.9999 ** int(n)) for n in COUNTS]
+    expected = [len(raw) * value / sum(raw) for value in raw]
     method = Method.of("softmax+drw")
-    assert method.class_weights(PRIOR, 0, 200) is None
-    assert method.class_weights(PRIOR, 159, 200) is None
     weights = method.class_weights(PRIOR, 160, 200)
-    np.testing.assert_allclose(weights, cao_weights(0.9999), rtol=1e-9)
-    np.testing.assert_array_equal(weights, method.class_weights(PRIOR, 199, 200))
-    assert weights.sum() == pytest.approx(3)
-
+    np.testing.assert_allclose(weights, expected, rtol=1e-9)
     logits = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     target = torch.arange(64) % 3
     criterion = method.criterion(PRIOR)
@@ -105,20 +85,13 @@ def test_drw_is_weighted_cross_entropy_from_its_start_on():
     criterion.weight.copy_(torch.as_tensor(weights))
     # The mean's denominator is the sum of the weights, as in torch.
     losses = torch.nn.functional.cross_entropy(logits, target, reduction="none").double()
-    w = torch.tensor(cao_weights(0.9999))[target].double()
+    w = torch.tensor(expected)[target].double()
     torch.testing.assert_close(criterion(logits, target).double(), (w * losses).sum() / w.sum())
 
 
 @pytest.mark.parametrize(
     ("text", "epochs", "first"),
-    [
-        ("ldam+drw", 200, 160),
-        ("ldam+drw:start=120", 200, 120),
-        ("ldam+drw:start=0", 200, 0),
-        ("ldam+drw", 30, 24),
-        ("ldam+drw", 2, 1),
-        ("ldam+drw", 1, 0),
-    ],
+    [("ldam+drw", 200, 160), ("ldam+drw:start=120", 200, 120), ("ldam+drw", 1, 0)],
 )
 def test_where_drw_starts(text, epochs, first):
     method = Method.of(text)
@@ -135,26 +108,6 @@ def test_label_smoothing_reaches_the_loss():
     assert Method.of("softmax+label-smoothing").criterion(PRIOR).label_smoothing == 0.1
 
 
-@pytest.mark.parametrize("text", ["equalized-threshold:threshold=0.2", "equalized-threshold+drw"])
-def test_the_threshold_form_draws_from_the_generator_it_is_given(text):
-    part = parse_method(text)
-    part = Part(part.name, {**part.settings, "threshold": 0.2})
-    criterion = Method.of(part).criterion(PRIOR)
-    assert criterion.generator is None
-    assert criterion.gamma == 0.9
-    assert criterion.rare.tolist() == [False, True, True]  # below 20%
-    assert (criterion.weight is not None) == part.name.endswith("drw")
-    logits = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
-    target = torch.zeros(64, dtype=torch.int64)
-    before = torch.random.get_rng_state()
-    values = []
-    for seed in (1, 2, 1):
-        criterion.generator = torch.Generator().manual_seed(seed)
-        values.append(float(criterion(logits, target)))
-    assert values[0] == values[2] != values[1]
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
 def test_samplings_are_rules_of_the_sampler():
     labels = np.repeat([0, 1, 2], [40, 9, 4])
     shares = {}
@@ -169,32 +122,13 @@ def test_samplings_are_rules_of_the_sampler():
     np.testing.assert_allclose(shares["sqrt-sampling"], 53 * roots / roots.sum(), atol=1)
 
 
-def test_only_ldam_needs_a_head():
-    needs = {loss: Method.of(loss).head for loss in (*margins.MARGINS, THRESHOLD)}
-    assert {loss for loss, head in needs.items() if head is not None} == {"ldam"}
-    assert Method.of("ldam+drw").head == "cosine"
-
-
-def test_help_has_a_line_for_every_part():
+def test_what_help_says_of_a_part_can_be_typed():
     lines = method_help()
     assert [line.name for line in lines] == [*margins.MARGINS, THRESHOLD, *EXTRAS]
     for line in lines:
-        assert line.summary.endswith((".", ")")), line
-        assert "\n" not in line.summary
-        # What help says can be typed.
         typed = "softmax+" * (line.kind == "extra") + line.name
         given = ",".join(s for s in line.settings.split(", ") if "=" in s)
         parse_method(f"{typed}:{given}" if given else typed)
-    assert {line.name: line.settings for line in lines}["drw"] == "start, beta=0.9999"
-
-
-def test_naming_a_method_needs_no_torch():
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from longtail.train.methods import method_help, parse_method\n"
-        "assert parse_method('ldam+drw').name == 'ldam+drw' and method_help()\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
@@ -203,16 +137,10 @@ def test_naming_a_method_needs_no_torch():
         ("logit-adjust", r"no loss 'logit-adjust'; did you mean logit-adjusted or .*There are sof"),
         ("drw", r"'drw' comes on top of a loss, which stands first, such as softmax\+drw"),
         ("softmax+ldam", "one loss, but 'softmax' and 'ldam' are two; after the loss may come drw"),
-        ("softmax+drw+drw", "'drw' is there twice"),
         ("softmax+over-sampling+sqrt-sampling", "one way, but over-sampling and sqrt-sampling"),
         ("posthoc-logit-adjusted", "a post-hoc method is not trained; train softmax"),
         ("logit-adjusted:tua=1", "'logit-adjusted' has no setting 'tua'; it has tau"),
-        ("ldam+drw:epsilon=1", "'drw' has no setting 'epsilon'; it has start, beta"),
         ("logit-adjusted:tau=high", "tau of logit-adjusted must be a number; got 'high'"),
-        ("logit-adjusted:tau", "written as logit-adjusted:name=value,name=value; got 'tau'"),
-        ("logit-adjusted:tau=1,tau=2", "'tau' of 'logit-adjusted' is given twice"),
-        ("consistent:delta=1/0", "`delta` must be positive"),
-        ("softmax+drw:start=1.5", "start of drw must be a whole number; got '1.5'"),
         (
             "logit-adjusted+over-sampling",
             "logit-adjusted and over-sampling both correct for class frequencies",
@@ -222,9 +150,3 @@ def test_naming_a_method_needs_no_torch():
 def test_bad_methods_are_refused(text, message):
     with pytest.raises(InputError, match=message):
         parse_method(text)
-
-
-@pytest.mark.parametrize(("loss", "key"), [("consistent", "delta"), (THRESHOLD, "threshold")])
-def test_a_loss_without_what_it_needs_says_how_to_write_it(loss, key):
-    with pytest.raises(InputError, match=f"{loss}' needs `{key}`: write {loss}:{key}=NUMBER"):
-        Method.of(loss).criterion(PRIOR)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from longtail import InputError
-from longtail.train.sam import SAM, Perturbation, frozen_statistics
+from longtail.train.sam import SAM, Perturbation
 
 X = torch.randn(12, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.arange(12) % 4
@@ -45,66 +45,27 @@ def by_hand(model, *, rho, lr):
 @pytest.mark.parametrize("rho", [0.05, 2.0])
 @pytest.mark.parametrize("way", ["closure", "by hand"])
 def test_a_step_is_the_equation(rho, way):
-    model = network()
+    """With a closure, batch norm's statistics are learned in the first pass only."""
+    model, once = network(), network()
     expected = by_hand(model, rho=rho, lr=0.1)
-    plain = {
-        n: p.detach() - 0.1 * g
-        for (n, p), g in zip(
-            model.named_parameters(), gradient(copy.deepcopy(model)).values(), strict=True
-        )
-    }
+    slopes = gradient(once)  # one pass
     sam = SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=rho, model=model)
-
-    def closure():
-        loss = F.cross_entropy(model(X), Y)
-        loss.backward()
-        return loss
-
     if way == "closure":
         before = F.cross_entropy(copy.deepcopy(model)(X), Y).item()
-        assert float(sam.step(closure)) == pytest.approx(before)
+        assert float(sam.step(lambda: backward(model))) == pytest.approx(before)
     else:
-        closure()
+        backward(model)
         sam.first_step()
-        closure()
+        backward(model)
         sam.second_step()
     for name, value in model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
         assert value.grad is None
+    plain = {name: p.detach() - 0.1 * slopes[name] for name, p in once.named_parameters()}
     assert any(not torch.allclose(expected[name], plain[name]) for name in plain)
-
-
-def test_statistics_are_learned_in_the_first_pass_only():
-    model = network()
-    once = copy.deepcopy(model)
-    once(X)
-    sam = SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=1.0, model=model)
-
-    def closure():
-        loss = F.cross_entropy(model(X), Y)
-        loss.backward()
-        return loss
-
-    sam.step(closure)
-    for name in ("running_mean", "running_var", "num_batches_tracked"):
-        assert torch.equal(getattr(model[1], name), getattr(once[1], name)), name
-    with pytest.raises(RuntimeError, match="stop"), frozen_statistics(model):
-        raise RuntimeError("stop")
-    assert model[1].running_mean is not None
-    assert list(model.state_dict()) == list(once.state_dict())
-
-
-def test_the_way_back_is_exact():
-    model = network(norm=False).float()
-    before = [p.detach().clone() for p in model.parameters()]
-    F.cross_entropy(model(X.float()), Y).backward()
-    there = Perturbation(model.parameters(), rho=1 / 3)
-    there.go()
-    away = [p.detach() - q for p, q in zip(model.parameters(), before, strict=True)]
-    length = sum(float((part.double() ** 2).sum()) for part in away) ** 0.5
-    assert length == pytest.approx(1 / 3, rel=1e-4)
-    there.back()
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    if way == "closure":
+        for name, value in once[1].named_buffers():
+            assert torch.equal(model[1].get_buffer(name), value), name
 
 
 @pytest.mark.parametrize("rho", [0.5, (0.5, 0.1, 2.0)], ids=["one for all", "one for each"])
@@ -133,11 +94,11 @@ def test_networks_side_by_side_have_norms_of_their_own(rho):
             torch.testing.assert_close(p.detach().chunk(3)[n].double(), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_closure_that_fails_leaves_the_weights_and_the_next_step_goes_on(failing, error):
-    model, untouched = network(), network()
-    before = {name: value.clone() for name, value in model.named_parameters()}
+def test_a_closure_that_fails_leaves_the_weights_and_the_next_step_goes_on(failing):
+    model = network()
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    expected = by_hand(model, rho=1.0, lr=0.1)
     sam = SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=1.0, model=model)
     calls = []
 
@@ -145,26 +106,20 @@ def test_a_closure_that_fails_leaves_the_weights_and_the_next_step_goes_on(faili
         calls.append(1)
         loss = backward(model)
         if len(calls) == failing:
-            raise error("out of memory")  # after backward, which left gradients
+            raise KeyboardInterrupt  # after backward, which left gradients
         return loss
 
-    with pytest.raises(error, match="out of memory"):
+    with pytest.raises(KeyboardInterrupt):
         sam.step(closure)
-    assert len(calls) == failing
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name]), name
-    expected = by_hand(untouched, rho=1.0, lr=0.1)
     sam.step(closure)
     for name, value in model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
 
 
-def sam_of(model):
-    return SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.1)
-
-
-def backward(model, labels=Y):
-    loss = F.cross_entropy(model(X), labels)
+def backward(model):
+    loss = F.cross_entropy(model(X), Y)
     loss.backward()
     return loss
 
@@ -187,10 +142,84 @@ def accumulate(sam, model):
         (accumulate, "SAM does not go with gradients that are accumulated from outside"),
         (twice, "first_step: called twice in a row; .* gradients of several can't be accumulated"),
         (lambda sam, _: sam.second_step(), "first_step must come before"),
-        (lambda sam, _: sam.first_step(), "no parameter has a gradient; call backward"),
     ],
 )
 def test_misuse_is_refused(call, message):
     model = network(norm=False)
     with pytest.raises(InputError, match=message):
-        call(sam_of(model), model)
+        call(SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.1), model)
+
+
+# With a GradScaler: the same steps as without, and none where a gradient overflows.
+
+OVERFLOWING = 2.0**127  # times any loss above 2, more than float32 holds
+
+
+def pieces(*, init_scale=2.0**16, growth_interval=2000, scaler=True):
+    model = network().float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    own = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=growth_interval)
+    return model, own, SAM(optimizer, rho=0.1, scaler=own if scaler else None)
+
+
+def scaled(model, scaler=None, times=1.0):
+    loss = times * F.cross_entropy(model(X.float()), Y)
+    (loss if scaler is None else scaler.scale(loss)).backward()
+    return loss
+
+
+def two_passes(model, sam, scaler=None, *, clipped):
+    scaled(model, scaler)
+    sam.first_step()
+    scaled(model, scaler)
+    if clipped:
+        if scaler is not None:
+            scaler.unscale_(sam.optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    sam.second_step()
+
+
+@pytest.mark.parametrize("way", ["closure", "by hand", "clipped"])
+def test_steps_are_those_without_a_scaler(way):
+    model, scaler, sam = pieces(growth_interval=2)  # the scale changes on the way
+    plain_model, _, plain = pieces(scaler=False)
+    for _ in range(6):
+        if way == "closure":
+            loss = sam.step(lambda: scaled(model, scaler))
+            torch.testing.assert_close(loss, plain.step(lambda: scaled(plain_model)))
+        else:
+            two_passes(model, sam, scaler, clipped=way == "clipped")
+            two_passes(plain_model, plain, clipped=way == "clipped")
+        scaler.update()
+    assert scaler.get_scale() == 2.0**19
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain_model.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("overflowing", [1, 2])
+def test_a_pass_that_overflows_skips_the_step(overflowing):
+    """Also in the first pass, whose direction is unknown then; the statistics stay numbers."""
+    model, scaler, sam = pieces(init_scale=OVERFLOWING)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    passes = []
+
+    def closure():
+        passes.append(1)
+        # What overflows in the first pass does so in the second, on the same batch.
+        times = 100.0 if len(passes) >= overflowing else 1e-9
+        return scaled(model, scaler, times)
+
+    sam.step(closure)
+    scaler.update()
+    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert not sam.optimizer.state
+    assert scaler.get_scale() == OVERFLOWING / 2
+
+
+def test_a_scaler_that_was_not_updated_is_refused():
+    """torch would take the gradients of the second pass for unscaled ones, or fail half way."""
+    model, scaler, sam = pieces()
+    sam.step(lambda: scaled(model, scaler))
+    with pytest.raises(InputError, match=r"SAM\.first_step: .* scaler\.update\(\) .*unscale_"):
+        sam.step(lambda: scaled(model, scaler))

@@ -8,23 +8,19 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from test_distributed import CPU, HERE, SMALL, Stop, compare, free_port, run_both, step_losses
-from test_distributed import TINY as WITH_NORM
+from test_distributed import compare, free_port, run_both, step_losses
 
 from data_factory import write_large
 from longtail._checks import InputError
 from longtail.data.large import load_listed
-from longtail.models import MODELS
 from longtail.runs import Run
-from longtail.train import evaluation, sharded, streamed
-from longtail.train.cuda_graphs import Stepper
+from longtail.train import sharded, streamed
 from longtail.train.distributed import ALONE, World, joined
 from longtail.train.engine import evaluate, train, validate
 from longtail.train.loop import run_epoch
-from longtail.train.methods import Method
-from longtail.train.plan import Planner
-from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.streamed import StreamedTraining, Streaming, stream_logits
+from longtail.train.recipe import get_recipe
+from longtail.train.streamed import Streaming, stream_logits
+from train_factory import CPU, HERE, SMALL, interrupt, listed_spec, make_streamed
 
 COUNTS = (20, 12, 6, 4, 3)  # an odd number of classes, and of examples
 EPOCHS = 4
@@ -32,7 +28,6 @@ EPOCHS = 4
 # Batches that two processes share evenly, unevenly, in parts of which some are empty, and of
 # which one gets nothing (45 = 2·22 + 1); class weights, label smoothing, another optimiser.
 STEPS = {
-    "even": ("logit-adjusted", {}, HERE),
     "parts": ("logit-adjusted", {"optimizer": "nesterov"}, Streaming(workers=0, micro_batch=3)),
     "odd": ("softmax+drw:start=1", {"batch_size": 22}, HERE),
     "empty": ("adaptive", {"batch_size": 5}, Streaming(workers=0, micro_batch=1)),
@@ -42,19 +37,10 @@ STEPS = {
 # Sampled softmax, which draws for the global batch: the classes of one process, alone.
 PARTS = {"sampled": HERE, "sampled in parts": Streaming(workers=0, micro_batch=4, compile=True)}
 SAMPLED = ("logit-adjusted+drw:start=1", {"batch_size": 22, "sampled_classes": 4})
-SKIPPED = ("softmax", {}, Streaming(workers=0, on_error="skip"))  # shares turn out smaller
-NORMED = {"model": "tiny", "decay": "not-norm"}
 
 
-def stepper(
-    data, world=ALONE, *, classifier="sharded", method="logit-adjusted", how=HERE, **overrides
-):
-    made = SMALL | {"classifier": classifier} | overrides
-    recipe, kept = get_recipe("imagenet-lt", **made), np.arange(len(data))
-    planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    return Stepper(
-        partial(StreamedTraining, planner, data, world=world, how=how), device=CPU, graphs=False
-    )
+def stepper(data, world=ALONE, *, classifier="sharded", method="logit-adjusted", **options):
+    return make_streamed(data, method, world=world, classifier=classifier, **options)
 
 
 def losses_of(one, epochs):
@@ -77,31 +63,14 @@ def saved(one):
     return {name: value.clone() for name, value in one.training.saved_state().items()}
 
 
-def spec(data, classifier="sharded", **overrides):
-    overrides = SMALL | {"epochs": EPOCHS, "classifier": classifier} | overrides
-    held = replace(data.spec, held_out=0.25)
-    return make_spec(
-        held, method="logit-adjusted", recipe="imagenet-lt", seed=0, overrides=overrides
-    )
-
-
-def stop_after(epoch, end):
-    if end.epoch == epoch:
-        raise Stop
+def spec(data, classifier="sharded"):
+    made = {"epochs": EPOCHS, "classifier": classifier}
+    return listed_spec(data, "logit-adjusted", held_out=0.25, **made)
 
 
 def interrupted(data, root, world, *, epoch):
-    """Stopped at an epoch's end, before it was saved."""
-    options = {"streaming": HERE, "checkpoint_seconds": 0.0}
-    with pytest.raises(Stop):
-        train(
-            spec(data),
-            data.train,
-            root=root,
-            world=world,
-            after_epoch=partial(stop_after, epoch),
-            **options,
-        )
+    options = {"root": root, "world": world, "streaming": HERE}
+    interrupt(spec(data), data.train, epoch=epoch, **options)
 
 
 def whole(data, root, world, classifier="sharded"):
@@ -119,20 +88,14 @@ def _work(rank, port, folder):
     data = load_listed(folder / "set")
     with joined(CPU) as world:
         found = {name: steps(data.train, world, *case) for name, case in STEPS.items()}
-        found["skipped"] = steps(load_listed(folder / "bad").train, world, *SKIPPED)
         for name, how in PARTS.items():
             found[name] = steps(data.train, world, *SAMPLED, how, "whole")
         one = stepper(data.train, world)
-        found["slice"] = list(one.training.model.fc.weight.to_local().shape)
         losses_of(one, [0])
         torch.save(saved(one), folder / f"sharded-{rank}.pt")
         one.training.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
         found["from whole"] = losses_of(one, [1])
         found["judged"] = judged(one.training.model, data.test, world)
-        MODELS["tiny"] = WITH_NORM
-        names = stepper(data.train, world, **NORMED).training
-        found["names"] = {k: list(v.shape) for k, v in names.saved_state().items()}
-        whole(data, folder / "two", world)
         interrupted(data, folder / "2-1-2", world, epoch=2)
         if world.first:  # alone, while the other waits for what comes next
             interrupted(data, folder / "2-1-2", World(), epoch=3)
@@ -154,8 +117,6 @@ def folder(tmp_path_factory):
     """What two processes did, from the checkpoint of a whole network that one left for them."""
     folder = tmp_path_factory.mktemp("sharded")
     data = load_listed(write_large(folder / "set", counts=COUNTS, held=3))
-    bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
-    bad.write_bytes(b"no image")
     one = stepper(data.train, classifier="whole")
     losses_of(one, [0])
     torch.save(saved(one), folder / "whole.pt")
@@ -200,22 +161,6 @@ def test_sampled_softmax_draws_for_the_global_batch(found, data, name):
     assert np.abs(np.subtract(expected, exact)).min() > 1e-3
 
 
-def test_an_image_may_be_skipped(folder, found):
-    bad = load_listed(folder / "bad").train
-    expected, weights = step_losses(bad, ALONE, *SKIPPED)
-    np.testing.assert_allclose(found[0]["skipped"][0], expected, atol=1e-5)
-    np.testing.assert_allclose(found[0]["skipped"][1], weights, atol=1e-5)
-
-
-def test_one_process_needs_no_slices(data):
-    """It has the sharded loss on ordinary tensors."""
-    method, overrides, _ = STEPS["odd"]
-    expected, weights = step_losses(data.train, World(), method, overrides, HERE)
-    losses, theirs = steps(data.train, World(), method, overrides, HERE)
-    np.testing.assert_allclose(losses, expected, atol=1e-5)
-    np.testing.assert_allclose(theirs, weights, atol=1e-5)
-
-
 def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, data):
     """Same names and shapes, and each goes on from the other's."""
     one = stepper(data.train, classifier="whole")
@@ -244,19 +189,14 @@ def test_logits_and_predictions_are_those_of_the_whole_network(found, data):
     assert len(set(predictions)) > 1
 
 
-@pytest.mark.parametrize("root", ["two", "2-1-2"])
-def test_the_whole_run_is_that_of_a_whole_classifier(folder, data, alone, root):
-    """Losses, held-out errors, weights, logits, metrics; also resumed with one, then with two."""
-    run = Run.open(folder / root / spec(data).folder)
-    assert len(run.record.get("resumed", [])) == (0 if root == "two" else 2)
+def test_the_whole_run_is_that_of_a_whole_classifier(folder, data, alone):
+    """Losses, held-out errors, weights, logits; resumed with one process, then with two."""
+    run = Run.open(folder / "2-1-2" / spec(data).folder)
+    assert len(run.record["resumed"]) == 2
     compare(run, alone)
     for mine, theirs in zip(run.head, alone.head, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     assert run.record["facts"] == alone.record["facts"] | {"processes": 2}
-    assert run.spec.recipe.overrides["classifier"] == "sharded"
-
-
-# torchrun and the command line.
 
 
 # What is refused before any work.
@@ -269,29 +209,9 @@ def test_the_whole_run_is_that_of_a_whole_classifier(folder, data, alone, root):
         ("equalized-threshold:threshold=0.3", {}, 2, r"drops competitors at random"),
         ("softmax", {"sampled_classes": 2}, 2, r"drawn from a whole classifier"),
         ("softmax", {}, 6, r"6 processes for 5 classes"),
-        ("softmax", {"classifier": "cut"}, 2, r"`classifier` must be one of 'whole', 'sharded'"),
     ],
 )
-def test_what_slices_can_not_do(data, tmp_path, method, overrides, processes, message):
-    overrides = SMALL | {"classifier": "sharded"} | overrides
+def test_what_slices_can_not_do(data, method, overrides, processes, message):
+    one = listed_spec(data, method, classifier="sharded", **overrides)
     with pytest.raises(InputError, match=message):
-        validate(
-            [
-                make_spec(
-                    data.spec, method=method, recipe="imagenet-lt", seed=0, overrides=overrides
-                )
-            ],
-            data.train,
-            processes=processes,
-        )
-
-
-def test_logits_that_are_too_large_are_refused_before_work(folder, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation, "LARGEST_LOGITS", 4 * 5 * 10)  # of ten examples, held out 12
-    message = r"the held-out part, 12 examples by 5 classes, take .* hold out a smaller part, or"
-    with pytest.raises(InputError, match=message):
-        train(spec(data), data.train, root=tmp_path, streaming=HERE)
-    run = Run.open(folder / "two" / spec(data).folder)
-    with pytest.raises(InputError, match="the logits of the test set, 15 examples by 5 classes"):
-        evaluate(run, data.test, streaming=HERE, replace=True)
-    assert not list(tmp_path.iterdir())
+        validate([one], data.train, processes=processes)

@@ -1,8 +1,6 @@
-"""A run on images from disk: its step by hand, its parts, and what can go wrong on the way."""
+"""A run on images from disk: its step by hand, its parts, sampled softmax, and bad input."""
 
 import logging
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,50 +8,24 @@ import torch
 from torch.nn import functional as F
 
 from data_factory import write_large
+from longtail import metrics
 from longtail._checks import InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import CenterCrop, RandomCrop
-from longtail.runs.folder import RunError
-from longtail.train.cuda_graphs import Stepper
-from longtail.train.distributed import World
-from longtail.train.engine import evaluate, train, train_cohort
+from longtail.train.engine import evaluate, train
 from longtail.train.loop import new_network, run_epoch
-from longtail.train.methods import Method
-from longtail.train.plan import Planner, stream_seed
-from longtail.train.recipe import Recipe, get_recipe, make_spec
-from longtail.train.streamed import StreamedTraining, Streaming, check_recipe, stream_logits
-
-CPU = torch.device("cpu")
-COUNTS = (30, 12, 5)
-HERE = Streaming(workers=0)
-SMALL = {"model": "small-conv", "epochs": 3, "batch_size": 16, "image_size": 16, "lr": 0.05}
-SMALL |= {"warmup_epochs": 1}
+from longtail.train.plan import stream_seed
+from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.streamed import Streaming, check_recipe, stream_logits
+from train_factory import COUNTS, HERE, SMALL, interrupt, same_files
+from train_factory import listed_spec as spec
+from train_factory import make_streamed as stepper
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_large(tmp_path_factory.mktemp("large") / "set", counts=COUNTS, held=4)
-
-
-@pytest.fixture(scope="module")
-def data(folder):
-    return load_listed(folder)
-
-
-def stepper(data, method="softmax", *, how=HERE, precision="float32", **overrides):
-    recipe = get_recipe("imagenet-lt", **SMALL | overrides)
-    kept = np.arange(len(data))
-    planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    make = partial(StreamedTraining, planner, data, precision=precision, how=how)
-    return Stepper(make, device=CPU, graphs=False)
-
-
-def spec(data, method="softmax", *, held_out=0.0, **overrides):
-    of_data = replace(data.spec, held_out=held_out)
-    return make_spec(
-        of_data, method=method, recipe="imagenet-lt", seed=0, overrides=SMALL | overrides
-    )
+def data(tmp_path_factory):
+    return load_listed(write_large(tmp_path_factory.mktemp("large") / "set", counts=COUNTS, held=4))
 
 
 def normalized(pixels, recipe):
@@ -64,27 +36,32 @@ def normalized(pixels, recipe):
     return ((scaled - mean) / std).float()
 
 
+def first_batch(one, images):
+    """The crops, labels and class weights of an epoch that is one batch."""
+    plan, seed = one.training.planner.plan(0), stream_seed(0, "crop")
+    crops = [
+        RandomCrop(16)(images.file(row), np.random.default_rng([seed, 0, draw]))
+        for draw, row in enumerate(plan.images.rows.tolist())
+    ]
+    target = torch.from_numpy(images.labels)[plan.images.rows]
+    return normalized(crops, one.training.recipe), target, plan.weights
+
+
 def test_the_first_step_by_hand(data):
     """Class-weighted, on the crops of the epoch's first draws, through torch's own SGD."""
     one = stepper(data.train, "softmax+drw:start=0", batch_size=47)
-    recipe, training = one.training.recipe, one.training
-    plan = training.planner.plan(0)
-    view, seed = RandomCrop(16), stream_seed(0, "crop")
-    crops = [
-        view(data.train.file(row), np.random.default_rng([seed, 0, draw]))
-        for draw, row in enumerate(plan.images.rows.tolist())
-    ]
+    recipe = one.training.recipe
+    images, target, weights = first_batch(one, data.train)
     network = new_network(recipe, data.train, seed=0)
-    target = torch.from_numpy(data.train.labels)[plan.images.rows]
-    loss = F.cross_entropy(network(normalized(crops, recipe)), target, weight=plan.weights)
+    loss = F.cross_entropy(network(images), target, weight=weights)
     loss.backward()
     expected = {
         name: value.detach() - recipe.lr * (value.grad + recipe.weight_decay * value.detach())
         for name, value in network.named_parameters()
     }
-    assert len(set(plan.weights.tolist())) == 3
+    assert len(set(weights.tolist())) == 3
     assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-5)
-    for name, value in training.model.named_parameters():
+    for name, value in one.training.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-4, atol=1e-6)
 
 
@@ -111,15 +88,6 @@ def test_pieces_and_workers_change_nothing(data, monkeypatch):
     assert torch.equal(theirs, weights)
 
 
-def test_a_compiler_that_fails_is_explained(data, tmp_path, monkeypatch):
-    def broken(graph, inputs):
-        raise OSError("there is no C compiler")
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
-    with pytest.raises(RunError, match=r"torch.compile failed: .*no C compiler.*--no-compile"):
-        train(spec(data), data.train, root=tmp_path, streaming=Streaming(workers=0, compile=True))
-
-
 def test_logits_are_those_of_the_centres(data):
     recipe = get_recipe("imagenet-lt", **SMALL)
     network = new_network(recipe, data.test, seed=3)
@@ -129,43 +97,63 @@ def test_logits_are_those_of_the_centres(data):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_run_that_diverges_is_said_once_all_is_written(data, tmp_path):
-    """Whoever hears of it asks which runs are finished, and all processes must see the same."""
-    seen = []
-
-    class Watched(World):
-        def wait(self):
-            seen.extend(path.name for path in tmp_path.rglob("model.safetensors"))
-
-    specs = [spec(data, lr=1e30), spec(data)]
-    options = {"root": tmp_path, "world": Watched(), "streaming": HERE}
-    with pytest.raises(RunError, match=r"loss or the weights of 1 run\(s\) became"):
-        train_cohort(specs, data.train, **options)
-    assert seen == ["model.safetensors"]
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after_two(end):
-    if end.epoch == 2:
-        raise Stop
-
-
 def test_an_interrupted_run_goes_on_to_the_same_bits(data, tmp_path):
-    options = {"streaming": HERE, "checkpoint_seconds": 0.0}
     made = spec(data, held_out=0.2)
-    whole = train(made, data.train, root=tmp_path / "a", **options)
-    with pytest.raises(Stop):
-        train(made, data.train, root=tmp_path / "b", after_epoch=stop_after_two, **options)
-    again = train(made, data.train, root=tmp_path / "b", **options)
-    for name in ("model.safetensors", "log.jsonl", "logits-held-out.safetensors"):
-        assert (whole.folder / name).read_bytes() == (again.folder / name).read_bytes()
+    whole = train(made, data.train, root=tmp_path / "a", streaming=HERE)
+    interrupt(made, data.train, epoch=2, root=tmp_path / "b", streaming=HERE)
+    again = train(made, data.train, root=tmp_path / "b", streaming=HERE)
+    assert same_files(whole, again)
     assert again.record["facts"]["processes"] == 1
 
 
-# Bad input.
+def expected_loss(features, fc, target, prior, drawn):
+    """Mean of log[1 + Σ_{j drawn, j≠y} (π_j/π_y)·exp(f_j − f_y) / (m·q_j)], with q = π."""
+    logits = features @ fc.weight.detach().double().numpy().T + fc.bias.detach().double().numpy()
+    found = []
+    for f, y in zip(logits, target, strict=True):
+        total = sum(
+            prior[j] / prior[y] * np.exp(f[j] - f[y]) / (len(drawn) * prior[j])
+            for j in drawn
+            if j != y
+        )
+        found.append(np.log1p(total))
+    return np.mean(found)
+
+
+@pytest.mark.parametrize("micro_batch", [256, 10])
+def test_the_first_step_of_sampled_softmax_by_the_equation(data, micro_batch):
+    how = Streaming(workers=0, micro_batch=micro_batch)
+    overrides = {"batch_size": 47, "sampled_classes": 5}
+    one = stepper(data.train, "logit-adjusted", how=how, **overrides)
+    images, target, _ = first_batch(one, data.train)
+    network, prior = new_network(one.training.recipe, data.train, seed=0), data.train.prior.probs
+    features = network.features(images).detach().double().numpy()
+    draws = torch.Generator().manual_seed(stream_seed(0, "loss", 0))
+    chances = torch.rand(5, generator=draws, dtype=torch.float64).numpy()
+    drawn = [int((np.cumsum(prior) <= chance).sum()) for chance in chances]
+    assert len(set(drawn)) > 1
+    wanted = expected_loss(features, network.fc, target.numpy(), prior, drawn)
+    assert run_epoch([one], [0])[0][0] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_run_with_sampled_softmax_is_judged_by_all_classes(data, tmp_path):
+    made = spec(data, "logit-adjusted", held_out=0.2, sampled_classes=2)
+    run = train(made, data.train, root=tmp_path, streaming=HERE)
+    logits, target, _ = run.logits("held-out")
+    assert logits.shape[1] == 3
+    assert run.log()[-1]["held_out_error"] == metrics.balanced_error(target, logits)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "message"),
+    [
+        ("softmax+label-smoothing", {}, "but label smoothing needs all classes"),
+        ("softmax", {"head": "unit-norm"}, "the head is 'unit-norm', and it takes a linear one"),
+    ],
+)
+def test_what_sampled_softmax_can_not_do(data, tmp_path, method, overrides, message):
+    with pytest.raises(InputError, match=message):
+        train(spec(data, method, sampled_classes=2, **overrides), data.train, root=tmp_path)
 
 
 @pytest.fixture
@@ -185,30 +173,21 @@ def test_a_damaged_image_stops_training_with_its_name(damaged, tmp_path, workers
 
 
 def test_or_is_skipped_and_counted_if_asked(damaged, tmp_path, caplog):
+    """In training; evaluation never skips."""
     data, file = damaged
     how = Streaming(workers=0, on_error="skip")
     with caplog.at_level(logging.WARNING, logger="longtail"):
         run = train(spec(data), data.train, root=tmp_path, streaming=how)
     assert [line["skipped"] for line in run.log()] == [1, 1, 1]
     assert caplog.text.count(f"{file} can't be decoded") == 1
-
-
-def test_evaluation_never_skips(damaged, data, tmp_path):
-    _, file = damaged
-    run = train(spec(data, epochs=1), data.train, root=tmp_path, streaming=HERE)
-    bad = load_listed(file.parents[2])
     with pytest.raises(InputError, match=str(file)):
-        evaluate(run, bad.train, streaming=Streaming(workers=0, on_error="skip"))
-    assert "test" not in evaluate(run, data.test, split="val", streaming=HERE).splits
+        evaluate(run, data.train, streaming=how)
 
 
-def test_recipes_that_do_not_fit_the_images(data, tmp_path):
+def test_recipes_that_do_not_fit_the_images(tmp_path):
     with pytest.raises(InputError, match=r"'tuned' is for images of one size.*imagenet-lt or inat"):
         check_recipe(get_recipe("tuned"))
-    with pytest.raises(InputError, match="`crop_fill` is for images in memory and would do"):
-        check_recipe(get_recipe("imagenet-lt", crop_fill="mean"))
     digits = load_digits_lt()
     made = make_spec(digits.spec, method="softmax", recipe="imagenet-lt", seed=0)
     with pytest.raises(InputError, match="crops photographs from disk to 224 pixels, but digits"):
         train(made, digits.train, root=tmp_path)
-    assert Recipe.of(made).image_size == 224

@@ -60,7 +60,7 @@ def as_image(pixels):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 32, 32), (3, 20, 30)])
+@pytest.mark.parametrize("shape", [(1, 32, 32), (3, 20, 30)])
 def test_an_operation_is_pillows_to_the_grey_level(name, shape):
     pixels = pictures(*shape)
     strength = torch.arange(-30, 31).roll(7)
