@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console
+from longtail.cli import CommandGroup, _console
 from longtail.cli._console import ForceOption, JsonOption, printable
-from longtail.cli._groups import CommandGroup
 
 if TYPE_CHECKING:
     from longtail.runs import Run
