@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from longtail.cli import _console
 
 if TYPE_CHECKING:
     from longtail.runs import Run
 
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
+]
 _PLAIN = {"softmax", "label-smoothing"}  # methods that leave the classes' frequencies as they are
 
 
