@@ -24,10 +24,7 @@ app = typer.Typer(
     help="Describe, check and freeze long-tailed data sets.",
 )
 
-_FEW_CLASSES = 20  # a table of which still fits a screen
-_WIDTH = 80
 _SHOWN = 3  # problems of one kind; --out has them all
-_SPLITS = {"train": "training", "test": "test", "val": "validation", "dev": "development"}
 
 
 @app.command()
@@ -63,7 +60,7 @@ def describe(
     from longtail import _checks
     from longtail.data.large import load_listed
     from longtail.data.profiles import read_counts
-    from longtail.report.describe import summarize, summarize_counts, write
+    from longtail.report.describe import description, summarize, summarize_counts, write
 
     subset: dict[str, Any] = {"profile": profile, "ratio": ratio, "counts": counts}
     subset |= {"fit": fit, "subset_seed": subset_seed}
@@ -101,54 +98,10 @@ def describe(
         _console.print_json(summary)
         return
     _console.line(title)
-    for text in _description(summary, classes):
+    for text in description(summary, classes=classes):
         _console.line(text.rstrip())
     if written:
         _console.line(f"\nWritten: {', '.join(map(str, written))}")
-
-
-def _description(summary: dict[str, Any], classes: bool) -> Iterator[str]:
-    """Yield the lines about a data set, or about class sizes alone."""
-    from longtail.report.describe import bars
-    from longtail.report.tables import GROUP_BOUNDS, plural
-
-    train, shape = summary["train"], summary.get("image_shape")
-    pixels = "" if shape is None else f", {' x '.join(map(str, shape))}"
-    rows = [("training", f"{train['examples']:,} images of {train['classes']:,} classes{pixels}")]
-    sizes = f"{train['largest']:,} to {train['smallest']:,} a class"
-    rows.append(("", f"{sizes}, imbalance ratio {train['imbalance_ratio']:.4g}"))
-    for group, of_group in train["groups"].items():
-        sizes = plural(of_group["classes"], "class  ", "classes")
-        words = f"{group:<7} {GROUP_BOUNDS[group]:<10}{sizes:>14}{of_group['examples']:>9,} images"
-        rows.append(("groups" if group == "many" else "", words))
-    parts = {split: summary[split] for split in _SPLITS if summary.get(split) is not None}
-    for split, part in parts.items():
-        if split != "train":
-            low, high = min(part["counts"]), max(part["counts"])
-            each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-            left_out = ", left out of training" if split == "dev" else ""
-            rows.append((_SPLITS[split], f"{part['examples']:,} images, {each} a class{left_out}"))
-    for split, part in parts.items():
-        if "fingerprint" in part:
-            label = "fingerprint" if split == "train" else ""
-            rows.append((label, f"{part['fingerprint'][:16]} ({_SPLITS[split]})"))
-    yield from (f"{label:<13}{text}" for label, text in rows)
-    largest = f"{train['largest']:,}"
-    margin = len(largest)
-    lines = bars(sorted(train["counts"], reverse=True), width=_WIDTH - margin - 2, height=6)
-    yield ""
-    for label, text in zip([largest, "", "", "", "", "0"], lines, strict=True):
-        yield f"{label:>{margin}} {text}"
-    yield f"{'':>{margin}} classes, most frequent first"
-    names = summary.get("class_names", ())
-    if names and (classes or len(names) <= _FEW_CLASSES):
-        width = min(max(map(len, [*names, "name"])), 40)
-        yield f"\nclass  {'name':<{width}}  training   share      test"
-        counts = zip(names, train["counts"], summary["test"]["counts"], strict=True)
-        for number, (name, count, tested) in enumerate(counts):
-            shown = name if len(name) <= width else name[: width - 1] + "…"
-            share = f"{count / train['examples']:.2%}"
-            yield f"{number:>5}  {shown:<{width}}  {count:>8,}{share:>8}{tested:>10,}"
 
 
 @app.command()
@@ -186,6 +139,7 @@ def freeze(
       longtail data freeze cifar100-lt --dev 50 --out both.parquet
     """
     from longtail.data import DATASETS, hub_parquet
+    from longtail.data.check import SPLIT_WORDS
 
     # A frozen file's development set can't be drawn anew, so it is kept or left out as it is.
     again = name not in DATASETS and Path(name).is_file()
@@ -207,7 +161,7 @@ def freeze(
             document[split] = {"examples": len(part), "fingerprint": part.fingerprint}
         _console.print_json(document)
         return
-    *words, last = (f"{len(part):,} {_SPLITS[split]}" for split, part in parts.items())
+    *words, last = (f"{len(part):,} {SPLIT_WORDS[split]}" for split, part in parts.items())
     _console.line(
         f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), {', '.join(words)} and "
         f"{last} images, {_console.size(size)}"
@@ -281,12 +235,14 @@ def check(
 
 def _findings(result: CheckResult, out: Path | None) -> Iterator[str]:
     """Yield the lines about a check; `out` is the file that has all problems."""
+    from longtail.data.check import SPLIT_WORDS
     from longtail.data.large import KINDS
     from longtail.report.tables import plural
 
     images = f"{sum(result.images.values()):,}"
     if len(result.images) > 1:
-        images = ", ".join(f"{count:,} {_SPLITS[split]}" for split, count in result.images.items())
+        parts = (f"{count:,} {SPLIT_WORDS[split]}" for split, count in result.images.items())
+        images = ", ".join(parts)
     yield f"{result.name}: {images} images, {result.classes:,} classes"
     there = result.files - result.counts.get("missing", 0)
     depth = "headers only" if result.quick else "every image decoded"
@@ -298,7 +254,7 @@ def _findings(result: CheckResult, out: Path | None) -> Iterator[str]:
         depth = f"{there:,} of {result.files:,} files there, {depth}"
     if result.ok:
         yield f"No problems ({depth}, {_console.duration(result.seconds)})."
-        yield from map(_console.wrapped, _remarks(result))
+        yield from map(_console.wrapped, result.remarks())
         return
     for kind, count in result.counts.items():
         yield f"\n{count:,} x {kind}: {KINDS[kind]}"
@@ -311,33 +267,3 @@ def _findings(result: CheckResult, out: Path | None) -> Iterator[str]:
         yield f"Written: {out}"
     elif max(result.counts.values()) > _SHOWN:
         yield "All of them: --out FILE or --json"
-
-
-def _remarks(result: CheckResult) -> Iterator[str]:
-    """Yield what is no problem, but good to know before training."""
-    from longtail._checks import listing
-    from longtail.report.tables import plural
-
-    for split, classes in result.absent.items():
-        absent = f"no examples of class(es) {listing(classes)}"
-        yield f"The {_SPLITS[split]} set has {absent}: its mean error will be that of the others."
-    # What only recipes that crop can train on.
-    who = "training needs a recipe that crops, such as imagenet-lt; the others, describe and freeze"
-    if len(result.sizes) > 1:
-        small, large = (f"{h} x {w}" for h, w in (result.sizes[0], result.sizes[-1]))
-        several = f"The images have {len(result.sizes):,} sizes, {small} to {large} pixels"
-        yield f"{several} (height x width): {who} take images of one size only."
-    halves = {"train", "test"} & result.images.keys()
-    colored = halves & result.colored.keys()
-    if len(halves) == 2 and len(colored) == 1:
-        (one,), (grey,) = colored, halves - colored
-        odd = f"{result.colored[one]} is in colour, but all images of {grey} are grey"
-        yield f"{odd}: {who} take all grey or all colour."
-    for file in [file for split, file in result.transparent.items() if split in halves][:1]:
-        yield f"{file} has transparency: {who} take images without it, grey or RGB."
-    if result.turned:
-        some = f"{plural(len(result.turned), 'image', 'images')}, such as {result.turned[0]}"
-        yield (
-            f"EXIF data ask to turn or mirror {some}: training takes pixels as they are stored, so "
-            f"turn the files themselves if they shall train upright."
-        )

@@ -70,8 +70,6 @@ def explain(
       longtail explain ldam+drw
       longtail explain equalized --plain
     """
-    from rich.markdown import Markdown
-
     found = {name: path.read_text(encoding="utf-8") for name, path in pages().items()}
     if method is None:
         _list(found, json)
@@ -89,6 +87,8 @@ def explain(
     elif plain:
         _console.line(text.rstrip("\n"))
     else:
+        from rich.markdown import Markdown
+
         for position, one in enumerate(texts):
             if position:
                 _console.line()
