@@ -57,7 +57,7 @@ SubsetSeedOption = Annotated[int, option("N", "Which subset; 0 is the literature
 def load(
     name: str,
     *,
-    profile: Profile | None = None,
+    profile: str | None = None,
     ratio: float | None = None,
     subset_seed: int = 0,
     **options: Any,
@@ -65,7 +65,7 @@ def load(
     """Load the data that the options name, with progress shown while it is read."""
     from longtail.data import load as load_data
 
-    options |= {"profile": profile and profile.value, "imbalance_ratio": ratio, "seed": subset_seed}
+    options |= {"profile": profile and str(profile), "imbalance_ratio": ratio, "seed": subset_seed}
     with _console.progress(f"reading {Path(name).name}") as progress:
         return load_data(name, progress=progress, **options)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from longtail.cli import _console
+from longtail.cli import _data
 from longtail.cli._console import option
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class RunData:
 
     def _load(self, spec: DataSpec, run: Run) -> AnyData:
         from longtail._checks import InputError
-        from longtail.data import DATASETS, load
+        from longtail.data import DATASETS
         from longtail.data.large import LARGE, load_listed
 
         listed = "list" in spec.settings
@@ -152,10 +152,9 @@ class RunData:
         subset: dict[str, Any] = {}
         if not Path(name).is_file():  # a frozen file is one subset already
             counts = spec.settings.get("counts")
-            subset = {"profile": spec.profile, "counts": counts, "seed": spec.seed}
-            subset["imbalance_ratio"] = None if counts else spec.imbalance_ratio
-        with _console.progress(f"reading {Path(name).name}") as progress:
-            return load(name, data_dir=self.data_dir, progress=progress, **subset)
+            subset = {"profile": spec.profile, "counts": counts, "subset_seed": spec.seed}
+            subset["ratio"] = None if counts else spec.imbalance_ratio
+        return _data.load(name, data_dir=self.data_dir, **subset)
 
 
 def errors_on(run: Run, split: str) -> PerClassError:

@@ -157,8 +157,8 @@ def bake(
     doubtful = False
     with _console.working("baking"):
         if normalizing:
-            mode = "scale" if bias_mode is None else bias_mode.value
-            library.bake_weight_normalization(model, bias_mode=mode, **common)
+            common["bias_mode"] = "scale" if bias_mode is None else bias_mode.value
+            library.bake_weight_normalization(model, **common)
         else:
             names = None if classes is None else read_class_names(classes)
             found = _prior(run, counts, train_labels, prior, names, smoothing)

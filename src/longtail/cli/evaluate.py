@@ -240,9 +240,15 @@ def _document(runs: list[Run], groups: list[list[Run]], errors: Errors) -> dict[
     for together in groups:
         for name, group in by_method(together).items():
             means, balanced = _means(group, errors)
-            what = {"dataset": group[0].spec.dataset.to_json(), "method": name}
-            what["seeds"] = [run.spec.seed for run in group]
-            methods.append({**what, **means, "deviation": _training.deviation(balanced)})
+            methods.append(
+                {
+                    "dataset": group[0].spec.dataset.to_json(),
+                    "method": name,
+                    "seeds": [run.spec.seed for run in group],
+                    **means,
+                    "deviation": _training.deviation(balanced),
+                }
+            )
     listed = [
         {
             "folder": run.folder,
