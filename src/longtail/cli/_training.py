@@ -40,7 +40,7 @@ WorkersOption = Annotated[
 
 
 def refuse_unknown(name: str, caller: str) -> None:
-    """Refuse what is no data set, neither by name nor as a path, where all kinds are taken."""
+    """Refuse a name that is neither a data set nor a path, where all kinds are taken."""
     from longtail._checks import InputError
     from longtail.data import DATASETS
     from longtail.data.large import LARGE

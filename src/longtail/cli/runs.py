@@ -238,8 +238,9 @@ def pack(
         )
     size = path.stat().st_size
     if json:
-        there = [folder for path in runs for folder in run_folders(path)]
-        left_out = [folder for folder in there if folder not in folders]
+        packed = {folder.resolve() for folder in folders}
+        there = [folder for given in runs for folder in run_folders(given)]
+        left_out = [folder for folder in there if folder.resolve() not in packed]
         _console.print_json({"archive": path, "bytes": size, "runs": folders, "left_out": left_out})
     else:
         _console.line(f"{path}: {len(folders)} runs, {_console.size(size)}")

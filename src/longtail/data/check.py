@@ -74,7 +74,7 @@ class CheckResult:
         return {kind: found[kind] for kind in KINDS if found[kind]}
 
     def remarks(self) -> Iterator[str]:
-        """Yield what is no problem, but good to know before training."""
+        """Yield sentences on what stops no training but is worth knowing before it."""
         for split, classes in self.absent.items():
             yield (
                 f"The {SPLIT_WORDS[split]} set has no examples of class(es) "
