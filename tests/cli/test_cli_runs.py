@@ -74,7 +74,8 @@ def test_packing_and_unpacking(cli):
     ("arguments", "message"),
     [
         (["runs/digits-lt/X", "--out", "a.tgz"], "half written: its training did not finish"),
-        (["runs", "--out", "a.tgz"], "none of the 1 runs there is finished"),
+        (["runs", "--out", "a.tgz"], "none of the runs there is finished"),
+        (["nowhere", "--out", "a.tgz"], "nowhere is not a run folder"),
     ],
 )
 def test_what_can_not_be_packed(cli, arguments, message):

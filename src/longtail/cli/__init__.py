@@ -7,15 +7,17 @@ heavy is imported inside the functions.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from longtail.cli import _console
-from longtail.cli._groups import CommandGroup, from_modules
+from longtail.cli._console import option
 
 # In the order in which `longtail --help` lists them.
 COMMANDS = (
@@ -31,8 +33,37 @@ COMMANDS = (
     "explain",
 )
 
+
+class CommandGroup(TyperGroup):
+    """A group that answers an unknown command with the known ones."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name."""
+        name = args[0]
+        flag = name.startswith("-")
+        if not flag and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            known = ", ".join(self.list_commands(ctx))
+            ctx.fail(f"{ctx.command_path} has no command {name!r}; its commands are {known}.")
+        return super().resolve_command(ctx, args)
+
+
+class _Commands(CommandGroup):
+    """The group of all commands, whose modules are imported on use."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"longtail.cli.{cmd_name}")
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+
 app = typer.Typer(
-    cls=from_modules("longtail.cli", COMMANDS),
+    cls=_Commands,
     name="longtail",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -43,10 +74,9 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, option(None, "Print the version.", "--version")] = False,
     debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show tracebacks of errors (or set LONGTAIL_DEBUG=1)."),
+        bool, option(None, "Show tracebacks of errors (or set LONGTAIL_DEBUG=1).", "--debug")
     ] = False,
 ) -> None:
     """Classification when most classes are rare: logit adjustment, with proofs.

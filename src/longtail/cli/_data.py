@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console
+from longtail.cli._console import option
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
@@ -38,32 +39,25 @@ NameArgument = Annotated[
     ),
 ]
 DataDirOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Where the original files are; LONGTAIL_DATA if absent."),
+    Path | None, option("FOLDER", "Where the original files are; LONGTAIL_DATA if absent.")
 ]
-ProfileOption = Annotated[
-    Profile | None, typer.Option(help="How class sizes fall off; exp if absent.")
-]
+ProfileOption = Annotated[Profile | None, option(None, "How class sizes fall off; exp if absent.")]
 RatioOption = Annotated[
-    float | None,
-    typer.Option(metavar="X", help="Largest class over smallest; the literature's if absent."),
+    float | None, option("X", "Largest class over smallest; the literature's if absent.")
 ]
 CountsOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Class sizes of a natural profile, one a line."),
+    Path | None, option("FILE", "Class sizes of a natural profile, one a line.")
 ]
 FitOption = Annotated[
-    bool, typer.Option("--fit", help="Fit those sizes to this data set, keeping their shape.")
+    bool, option(None, "Fit those sizes to this data set, keeping their shape.", "--fit")
 ]
-SubsetSeedOption = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Which subset; 0 is the literature's.")
-]
+SubsetSeedOption = Annotated[int, option("N", "Which subset; 0 is the literature's.", min=0)]
 
 
 def load(
     name: str,
     *,
-    profile: Profile | None = None,
+    profile: str | None = None,
     ratio: float | None = None,
     subset_seed: int = 0,
     **options: Any,
@@ -71,7 +65,7 @@ def load(
     """Load the data that the options name, with progress shown while it is read."""
     from longtail.data import load as load_data
 
-    options |= {"profile": profile and profile.value, "imbalance_ratio": ratio, "seed": subset_seed}
+    options |= {"profile": profile and str(profile), "imbalance_ratio": ratio, "seed": subset_seed}
     with _console.progress(f"reading {Path(name).name}") as progress:
         return load_data(name, progress=progress, **options)
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from longtail.cli import _console
 
 if TYPE_CHECKING:
     from longtail.runs import Run
 
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
+]
 _PLAIN = {"softmax", "label-smoothing"}  # methods that leave the classes' frequencies as they are
 
 
 def open_runs(given: list[Path], *, split: str | None = None, anew: bool = False) -> list[Run]:
-    """Every run that was named, itself or by a folder above it; each once, none edited.
+    """Return every run that was named, itself or by a folder above it; each once, none edited.
 
     Args:
         given: run folders, and folders of runs.
@@ -39,37 +45,29 @@ def open_runs(given: list[Path], *, split: str | None = None, anew: bool = False
 
 
 def open_members(given: list[Path], *, split: str) -> list[Run]:
-    """The runs to average, each once; what is left out is said.
+    """Return the runs to average on a split, each once; what is left out is said.
 
     No ensemble is a member of another. Of a folder those are left out that learnt from others in
     it, as `open_teachers` does, and those that lack the held-out part where that is wanted.
-
-    Args:
-        given: run folders, and folders of runs.
-        split: on which their logits are to be averaged.
     """
     from longtail.runs import DataSpec
     from longtail.runs.ensemble import ensemble_spec
 
     found = _opened(given, lambda path, runs: _with_part(_untaught(path, runs), split), split=split)
     together = [run for run in found if run.members]
-    why = "which is an ensemble" if len(together) == 1 else "which are ensembles"
-    _say_left_out(together, why, " (only trained runs are averaged)")
-    members = [run for run in found if not run.members]
+    why = "is an ensemble" if len(together) == 1 else "are ensembles"
+    members = _without(found, together, f"which {why}", " (only trained runs are averaged)")
     _warn_of_frequencies(members)
     ensemble_spec(DataSpec("any"), [run.name for run in members])  # refuses one, before any work
     return members
 
 
 def open_teachers(given: list[Path]) -> list[Run]:
-    """The runs to learn from, each once.
+    """Return the runs to learn from, each once; none if none are given.
 
     A folder may be where the students go, too: those of its runs that learnt from others in it are
     left out, so that the same command means the same teachers again. An ensemble among its own
     members adds nothing to them.
-
-    Args:
-        given: run folders, and folders of runs; none for no teachers.
     """
     found = _opened(given, _untaught) if given else []
     _warn_of_frequencies(found)
@@ -91,38 +89,37 @@ def _warn_of_frequencies(runs: list[Run]) -> None:
 
 
 def _untaught(path: Path, runs: list[Run]) -> list[Run]:
-    """The runs of a folder without those whose teachers are all there."""
+    """Return the runs of a folder without those whose teachers are all there."""
     there = {run.name for run in runs}
     taught = [run for run in runs if run.teachers and set(run.teachers) <= there]
-    _say_left_out(
-        taught, f"which learnt from others in {path}", " (name runs one by one to take any)"
-    )
-    return [run for run in runs if run not in taught]
+    hint = " (name runs one by one to take any)"
+    return _without(runs, taught, f"which learnt from others in {path}", hint)
 
 
 def _with_part(runs: list[Run], split: str) -> list[Run]:
-    """The runs of a folder without those that have no held-out part, where that is wanted.
+    """Return the runs that have the held-out part, if that is the split.
 
     All other logits can be computed; these were written when training ended, or never.
     """
     lacking = [run for run in runs if split == "held-out" and split not in run.splits]
-    _say_left_out(lacking, f"which {'has' if len(lacking) == 1 else 'have'} no held-out part")
-    return [run for run in runs if run not in lacking]
+    have = "has" if len(lacking) == 1 else "have"
+    return _without(runs, lacking, f"which {have} no held-out part")
 
 
-def _say_left_out(runs: list[Run], why: str, hint: str = "") -> None:
-    """Name the runs that a command goes on without, if there are any."""
+def _without(runs: list[Run], left_out: list[Run], why: str, hint: str = "") -> list[Run]:
+    """Return the runs without those that are left out, which are named."""
     from longtail._checks import listing
 
-    if runs:
-        text = f"Left out: {listing(run.folder for run in runs)}, {why}{hint}."
+    if left_out:
+        text = f"Left out: {listing(run.folder for run in left_out)}, {why}{hint}."
         _console.note(_console.wrapped(text))
+    return [run for run in runs if run not in left_out]
 
 
 def _opened(
     given: list[Path], choose: Callable[[Path, list[Run]], list[Run]], *, split: str | None = None
 ) -> list[Run]:
-    """Runs that were named, and those chosen of the finished ones in folders that were."""
+    """Return runs that were named, and those chosen of the finished ones in folders."""
     from longtail._checks import InputError
     from longtail.runs import Run, run_folders
 

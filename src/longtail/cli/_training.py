@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from longtail.cli import _console
+from longtail.cli import _data
+from longtail.cli._console import option
 
 if TYPE_CHECKING:
     import torch
@@ -22,30 +21,26 @@ if TYPE_CHECKING:
 
     AnyData = LongTailedData | ListedData
 
-DeviceOption = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="cpu, cuda or cuda:N; auto is a GPU if there is one."),
-]
+DeviceOption = Annotated[str, option("NAME", "cpu, cuda or cuda:N; auto is a GPU if there is one.")]
 RootOption = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Images on disk: what their lists' paths start from; the lists' folder if absent.",
+    option(
+        "FOLDER",
+        "Images on disk: what their lists' paths start from; the lists' folder if absent.",
     ),
 ]
 WorkersOption = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "N",
+        "Images on disk: processes that decode, for each training process; all cores if absent.",
         min=0,
-        metavar="N",
-        help="Images on disk: processes that decode, for each training process; all cores if "
-        "absent.",
     ),
 ]
 
 
 def refuse_unknown(name: str, caller: str) -> None:
-    """Refuse what is no data set, neither by name nor as a path, where all kinds are taken."""
+    """Refuse a name that is neither a data set nor a path, where all kinds are taken."""
     from longtail._checks import InputError
     from longtail.data import DATASETS
     from longtail.data.large import LARGE
@@ -62,22 +57,21 @@ def refuse_unknown(name: str, caller: str) -> None:
 
 
 def is_on_disk(name: str) -> bool:
-    """Whether a data set is streamed from disk: by its name, or a folder that holds lists."""
+    """Return whether a data set is streamed from disk: by its name, or a folder of lists."""
     from longtail._checks import InputError
     from longtail.data.large import LARGE, find_sources
 
     if name in LARGE:
         return True
-    if not Path(name).is_dir():
-        return False
     try:
-        return all(path.is_file() for path in find_sources(name).files.values())
+        files = find_sources(name).files.values() if Path(name).is_dir() else ()
     except InputError:
         return False  # what is wrong with it, its reader will say
+    return bool(files) and all(path.is_file() for path in files)
 
 
 def find_device(name: str) -> torch.device:
-    """The device that a name means, if it is there."""
+    """Return the device that a name means, if it is there."""
     import torch
 
     from longtail._checks import InputError
@@ -94,6 +88,7 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+@dataclass
 class RunData:
     """Finds the data of runs again, from what their specs say; each data set is read once.
 
@@ -103,11 +98,10 @@ class RunData:
         root: where the images of lists are.
     """
 
-    def __init__(
-        self, dataset: str | None, data_dir: Path | None, root: Path | None = None
-    ) -> None:
-        self.dataset, self.data_dir, self.root = dataset, data_dir, root
-        self._read: dict[DataSpec, AnyData] = {}
+    dataset: str | None
+    data_dir: Path | None
+    root: Path | None = None
+    _read: dict[DataSpec, AnyData] = field(init=False, default_factory=dict)
 
     @property
     def where(self) -> list[str]:
@@ -121,7 +115,7 @@ class RunData:
         return [word for pair in pairs for word in pair]
 
     def of(self, run: Run) -> AnyData:
-        """The data that a run was trained on, and their test set."""
+        """Return the data that a run was trained on, and their test set."""
         from longtail.runs import RunError
 
         wanted = replace(run.spec.dataset, held_out=0.0)
@@ -138,7 +132,7 @@ class RunData:
 
     def _load(self, spec: DataSpec, run: Run) -> AnyData:
         from longtail._checks import InputError
-        from longtail.data import DATASETS, load
+        from longtail.data import DATASETS
         from longtail.data.embeddings import is_embeddings
         from longtail.data.large import LARGE, load_listed
 
@@ -159,14 +153,13 @@ class RunData:
         subset: dict[str, Any] = {}
         if not Path(name).is_file() or is_embeddings(name):  # a frozen file is one subset already
             counts = spec.settings.get("counts")
-            subset = {"profile": spec.profile, "counts": counts, "seed": spec.seed}
-            subset["imbalance_ratio"] = None if counts else spec.imbalance_ratio
-        with _console.progress(f"reading {Path(name).name}") as progress:
-            return load(name, data_dir=self.data_dir, progress=progress, **subset)
+            subset = {"profile": spec.profile, "counts": counts, "subset_seed": spec.seed}
+            subset["ratio"] = None if counts else spec.imbalance_ratio
+        return _data.load(name, data_dir=self.data_dir, **subset)
 
 
 def errors_on(run: Run, split: str) -> PerClassError:
-    """A run's errors by its logits on a split, on the classes that it has examples of."""
+    """Return a run's errors by its logits on a split, on the classes that it has examples of."""
     from longtail.metrics import per_class_error
 
     logits, target, _ = run.logits(split)
@@ -174,5 +167,5 @@ def errors_on(run: Run, split: str) -> PerClassError:
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """The standard deviation over seeds, or None for a single one."""
+    """Return the standard deviation over seeds, or None for a single one."""
     return statistics.stdev(values) if len(values) > 1 else None

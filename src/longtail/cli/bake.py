@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._console import ForceOption, JsonOption, option
 from longtail.cli._inputs import (
     ClassesOption,
     CountsOption,
@@ -64,58 +64,39 @@ def bake(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Write the baked model here, as MODEL is: file or folder.",
-        ),
+        option("FILE", "Write the baked model here, as MODEL is: file or folder.", "--out", "-o"),
     ],
     counts: CountsOption = None,
     train_labels: TrainLabelsOption = None,
     prior: Annotated[
-        str | None,
-        typer.Option(metavar="P,P,...|FILE", help="Or the classes' probabilities themselves."),
+        str | None, option("P,P,...|FILE", "Or the classes' probabilities themselves.")
     ] = None,
-    tau: Annotated[
-        float | None,
-        typer.Option(metavar="T", help="How strongly to adjust (default: 1)."),
-    ] = None,
+    tau: Annotated[float | None, option("T", "How strongly to adjust (default: 1).")] = None,
     tau_from: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Take tau from what `tune --json` printed."),
+        Path | None, option("FILE", "Take tau from what `tune --json` printed.")
     ] = None,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="balanced|FILE", help="Class frequencies to aim at: all alike, or a file's."
-        ),
-    ] = "balanced",
+    target: Annotated[str, option("balanced|FILE", "Class frequencies to aim at.")] = "balanced",
     costs: Annotated[
-        str | None,
-        typer.Option(metavar="C,C,...|FILE", help="What an error on each class costs."),
+        str | None, option("C,C,...|FILE", "What an error on each class costs.")
     ] = None,
-    method: Annotated[Method, typer.Option(help="What to bake in.")] = Method.logit_adjustment,
+    method: Annotated[Method, option(None, "What to bake in.")] = Method.logit_adjustment,
     bias_mode: Annotated[
         BiasMode | None,
-        typer.Option(help="What weight normalization does with the bias (default: scale)."),
+        option(None, "What weight normalization does with the bias (default: scale)."),
     ] = None,
     layer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Last layer of a state dict; again for another head."),
+        list[str] | None, option("NAME", "Last layer of a state dict; again for another head.")
     ] = None,
     output: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Logits of an ONNX model; again for another head."),
+        list[str] | None, option("NAME", "Logits of an ONNX model; again for another head.")
     ] = None,
     inputs: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.npz", help="Check an ONNX model on these, by input name."),
+        Path | None, option("FILE.npz", "Check an ONNX model on these, by input name.")
     ] = None,
     classes: ClassesOption = None,
     smoothing: SmoothingOption = 0.0,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Take out what was baked in, to the last byte.")
+        bool, option(None, "Take out what was baked in, to the last byte.", "--undo")
     ] = False,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -140,66 +121,65 @@ def bake(
     """
     import numpy as np
 
-    from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
+    from longtail import bake as library
     from longtail.posthoc import LEAST_AGAIN
+    from longtail.predictions.labels import read_class_names
 
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
     typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     named = [f"--{name.replace('_', '-')}" for name in typed]
     normalizing = method is Method.weight_normalization
-    idle = [name for name in named if name in (_ADJUSTING if normalizing else {"--bias-mode"})]
+    what, useless = f"--method {method.value}", _ADJUSTING if normalizing else {"--bias-mode"}
     if undo:
-        idle = [name for name in named if name not in _UNDOING]
-    if idle:
-        what = "--undo" if undo else f"--method {method.value}"
-        raise typer.BadParameter(f"{what} has no use for {idle[0]}; leave it out")
+        what, useless = "--undo", set(named) - _UNDOING
+    for name in named:
+        if name in useless:
+            raise typer.BadParameter(f"{what} has no use for {name}; leave it out")
     for one, other in _EITHER:
         if {one, other} <= set(named):
             raise typer.BadParameter(f"give either {one} or {other}, not both")
-    doubtful = False
     run = _opened(model, out) if (model / "run.json").is_file() else None
     if run is not None:
         model = run.folder / "model.safetensors"
         layer = layer or (["fc"] if "fc.weight" in run.model() else None)
     if undo:
-        record = bake_record(model)
-        unbake(model, out=out, force=force)
-    else:
-        strength = 1.0 if tau is None else tau
-        if tau_from is not None:
-            strength = _tau_of(tau_from, method)
-        common: dict[str, Any] = {"tau": strength, "out": out, "force": force}
-        common |= {"layer": layer or None, "output": output or None}
-        common |= {"inputs": None if inputs is None else _arrays(inputs)}
-        with _console.working("baking"):
-            if normalizing:
-                common["bias_mode"] = (bias_mode or BiasMode.scale).value
-                bake_weight_normalization(model, **common)
-            else:
-                found, names = _prior(run, counts, train_labels, prior, classes, smoothing)
-                width = len(found.probs)
-                much = strength >= LEAST_AGAIN and bool(np.ptp(found.probs) > 0)
+        record = library.bake_record(model)
+        library.unbake(model, out=out, force=force)
+        done = f"Undone: {record}. The weights in {out} are the original ones, to the byte."
+        _print(json, record, [done], model=model, out=out, undone=True)
+        return
+    strength = 1.0 if tau is None else tau
+    if tau_from is not None:
+        strength = _tau_of(tau_from, method)
+    common: dict[str, Any] = {"tau": strength, "out": out, "force": force}
+    common |= {"layer": layer or None, "output": output or None}
+    common["inputs"] = None if inputs is None else _arrays(inputs)
+    doubtful = False
+    with _console.working("baking"):
+        if normalizing:
+            common["bias_mode"] = "scale" if bias_mode is None else bias_mode.value
+            library.bake_weight_normalization(model, **common)
+        else:
+            names = None if classes is None else read_class_names(classes)
+            found = _prior(run, counts, train_labels, prior, names, smoothing)
+            width = found.num_classes
+            if strength >= LEAST_AGAIN and np.ptp(found.probs) > 0:
                 plain = tau_from is not None  # held-out data are right for whatever training
-                if much and run is not None:
+                if run is not None:
                     asked = None if tau_from else strength
                     elsewhere = " and ".join(n for n in ("--target", "--costs") if n in named)
                     plain |= trained_plainly(run)
                     plain |= warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere or None)
-                doubtful = much and not plain
-                aim = None if target == "balanced" else read_target(target, width, names)
-                weights = None if costs is None else _positive("--costs", costs, width, names)
-                bake_logit_adjustment(model, found, target_prior=aim, costs=weights, **common)
-        record = bake_record(out)
+                doubtful = not plain
+            library.bake_logit_adjustment(
+                model,
+                found,
+                target_prior=read_target(target, width, names),
+                costs=None if costs is None else _positive("--costs", costs, width, names),
+                **common,
+            )
+    record = library.bake_record(out)
     assert record is not None
-    if json:
-        shown = {"method": record.method, "tau": record.tau, "where": record.where}
-        shown |= {"how": record.how, **record.settings}
-        _console.print_json({"model": model, "out": out, "undone": undo, **shown})
-        return
-    if undo:
-        done = f"Undone: {record}. The weights in {out} are the original ones, to the byte."
-        _console.line(_console.wrapped(done))
-        return
     layers = record.undo.get("layers")
     checked = f"Checked on {inputs or 'random inputs'}: its outputs are the adjusted ones."
     if layers is not None:  # what stands around a state dict's layer is not known
@@ -207,10 +187,19 @@ def bake(
     if not any(made.get("bias", "") is None for made in (layers or {}).values()):
         checked += " It needs no new code;"  # else a warning has said what it needs
     back = f"`longtail bake {out} --undo --out {'FOLDER' if out.is_dir() else 'FILE'}` gives"
-    _console.line(_console.wrapped(f"Baked {record} into {out}, {record.how}."))
-    _console.line(_console.wrapped(f"{checked} {back} the original back."))
+    texts = [f"Baked {record} into {out}, {record.how}.", f"{checked} {back} the original back."]
     if doubtful:
-        _console.line("Right only if trained without logit adjustment or class balancing.")
+        texts.append("Right only if trained without logit adjustment or class balancing.")
+    _print(json, record, texts, model=model, out=out, undone=False)
+
+
+def _print(json: bool, record: Any, texts: list[str], **document: Any) -> None:
+    if json:
+        shown = {"method": record.method, "tau": record.tau, "where": record.where}
+        _console.print_json({**document, **shown, "how": record.how, **record.settings})
+        return
+    for text in texts:
+        _console.line(_console.wrapped(text))
 
 
 def _opened(model: Path, out: Path) -> Run:
@@ -237,20 +226,17 @@ def _prior(
     counts: str | None,
     train_labels: Path | None,
     prior: str | None,
-    classes: str | None,
+    names: list[str] | None,
     smoothing: float,
-) -> tuple[ClassPrior, list[str] | None]:
-    """Return the prior that the options name, or the run's own; and the names of the classes."""
+) -> ClassPrior:
+    """Return the prior that the options name, or the run's own."""
     import numpy as np
 
     from longtail._checks import InputError
     from longtail.predictions import labels
     from longtail.priors import ClassPrior
 
-    names = None if classes is None else labels.read_class_names(classes)
     width = None if names is None else len(names)
-    numbers: Any = None
-    option = "--counts"
     if prior is not None:
         probs = _positive("--prior", prior, width, names)
         if abs(probs.sum() - 1) > 1e-6:
@@ -258,45 +244,43 @@ def _prior(
                 f"--prior must be probabilities, which sum to 1, but these sum to "
                 f"{probs.sum():g}; give numbers of training examples with --counts."
             )
-        return ClassPrior.from_probs(probs), names
+        return ClassPrior.from_probs(probs)
+    source, numbers = "--counts", None
     if counts is not None:
-        numbers = labels.read_numbers(counts, option=option, num_classes=width, class_names=names)
+        numbers = labels.read_numbers(counts, option=source, num_classes=width, class_names=names)
     elif train_labels is not None:
-        option, found = "--train-labels", labels.read_labels(train_labels, names)
-        if names is None:
-            try:
-                numbers = np.bincount(np.asarray(found, np.int64))
-            except ValueError as error:
-                raise InputError(
-                    f"--train-labels {train_labels}: labels that are names need the classes in "
-                    f"the order of the model's outputs, with --classes."
-                ) from error
-        else:
-            encode = labels.LabelEncoder(len(names), names, name=f"{option} {train_labels}")
-            numbers = np.bincount(encode(found), minlength=len(names))
+        source, found = "--train-labels", labels.read_labels(train_labels, names)
+        if names is not None:
+            found = labels.LabelEncoder(len(names), names, name=f"{source} {train_labels}")(found)
+        try:
+            numbers = np.bincount(np.asarray(found, np.int64), minlength=width or 0)
+        except ValueError as error:
+            raise InputError(
+                f"--train-labels {train_labels}: labels that are names need the classes in the "
+                f"order of the model's outputs, with --classes."
+            ) from error
     elif run is not None:
         if width not in (None, run.prior.num_classes):
             raise InputError(
                 f"--classes has {width} names, but there are {run.prior.num_classes} classes."
             )
-        if not smoothing or run.prior.counts is None:
-            return run.prior, names
         numbers = run.prior.counts
+        if not smoothing or numbers is None:
+            return run.prior
     else:
         raise InputError(
             "the numbers of training examples per class are needed: pass --counts 900,90,10, "
             "--counts FILE, --train-labels FILE or --prior FILE."
         )
-    label = str if names is None else label_of(names)
-    return prior_of_counts(numbers, source=option, smoothing=smoothing, label=label), names
+    return prior_of_counts(numbers, source=source, smoothing=smoothing, label=label_of(names))
 
 
-def _positive(option: str, text: str, width: int | None, names: list[str] | None) -> Any:
+def _positive(source: str, text: str, width: int | None, names: list[str] | None) -> Any:
     """Return one number above zero per class."""
     from longtail.predictions.labels import read_numbers
 
-    numbers = read_numbers(text, option=option, num_classes=width, class_names=names)
-    return above_zero(numbers, option, names)
+    numbers = read_numbers(text, option=source, num_classes=width, class_names=names)
+    return above_zero(numbers, source, names)
 
 
 def _tau_of(path: Path, method: Method) -> float:
@@ -311,11 +295,11 @@ def _tau_of(path: Path, method: Method) -> float:
             f"--tau-from: {path} has no number `tau`; it must hold what `longtail tune --json` "
             f"or `longtail adjust --json` printed."
         )
-    chosen_for = str(document.get("method", method.name)).replace("-", "_")
-    if chosen_for != method.name:
+    chosen_for = str(document.get("method", method.name)).replace("_", " ")
+    if chosen_for != method.value.replace("-", " "):
         raise InputError(
-            f"--tau-from: the tau in {path} was chosen for {chosen_for.replace('_', ' ')}, but "
-            f"--method is {method.value}."
+            f"--tau-from: the tau in {path} was chosen for {chosen_for}, but --method is "
+            f"{method.value}."
         )
     return float(tau)
 
@@ -327,6 +311,6 @@ def _arrays(path: Path) -> dict[str, Any]:
 
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            return dict(archive)
     except (ValueError, OSError, TypeError) as error:  # TypeError: it is an .npy file
         raise InputError(f"--inputs: {path} can't be read as an .npz file: {error}.") from error

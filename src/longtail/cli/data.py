@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console, _data
-from longtail.cli._console import ForceOption, JsonOption
-from longtail.cli._groups import CommandGroup
+from longtail.cli import CommandGroup, _console, _data
+from longtail.cli._console import ForceOption, JsonOption, option
 from longtail.cli._training import is_on_disk, refuse_unknown
 
 if TYPE_CHECKING:
@@ -25,11 +24,7 @@ app = typer.Typer(
     help="Describe, check and freeze long-tailed data sets.",
 )
 
-_FEW_CLASSES = 20  # a table of which still fits a screen
-_WIDTH = 80
-_CHART_HEIGHT = 6
 _SHOWN = 3  # problems of one kind; --out has them all
-_SPLITS = {"train": "training", "val": "validation", "test": "test", "dev": "development"}
 
 
 @app.command()
@@ -41,10 +36,9 @@ def describe(
     counts: _data.CountsOption = None,
     fit: _data.FitOption = False,
     subset_seed: _data.SubsetSeedOption = 0,
-    classes: Annotated[bool, typer.Option("--classes", help="List every class.")] = False,
+    classes: Annotated[bool, option(None, "List every class.", "--classes")] = False,
     figure: Annotated[
-        Path | None,
-        typer.Option(metavar="STEM", help="Draw profile and images; writes STEM.svg and STEM.png."),
+        Path | None, option("STEM", "Draw profile and images; writes STEM.svg and STEM.png.")
     ] = None,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -66,125 +60,61 @@ def describe(
     from longtail import _checks
     from longtail.data.large import load_listed
     from longtail.data.profiles import read_counts
-    from longtail.report.describe import summarize, summarize_counts, write
+    from longtail.report.describe import description, summarize, summarize_counts, write
 
+    subset: dict[str, Any] = {"profile": profile, "ratio": ratio, "counts": counts}
+    subset |= {"fit": fit, "subset_seed": subset_seed}
+    written: tuple[Path, ...] = ()
     stem = figure
     if figure is not None:  # refused first, since it would fail after the work
         _checks.require("matplotlib", extra="report")
         stem = figure.with_suffix("") if figure.suffix in (".svg", ".png") else figure
         for ending in ("svg", "png"):
             _console.refuse_overwrite(stem.with_name(f"{stem.name}.{ending}"), force)
-    subset: dict[str, Any] = {"profile": profile, "ratio": ratio, "counts": counts}
-    subset |= {"fit": fit, "subset_seed": subset_seed}
-    written: tuple[Path, ...] = ()
-    if Path(name).suffix == ".txt" and Path(name).is_file():
+    if name.endswith(".txt") and Path(name).is_file():
         if figure is not None:
             raise _checks.InputError(
                 f"{name} holds class sizes and no images; --figure needs a data set."
             )
-        summary = summarize_counts(read_counts(name))
-        if json:
-            _console.print_json({"name": name, "train": summary})
-            return
-        _console.line(f"{Path(name).name} (class sizes)")
-        _show_sizes(summary, None)
-        _show_chart(summary)
-        return
-    refuse_unknown(name, "data describe")
-    if is_on_disk(name):
-        for option in (option for option, value in {**subset, "figure": figure}.items() if value):
-            raise typer.BadParameter(
-                f"--{option.replace('_', '-')} does nothing here: the images of this data set "
-                f"stay on disk"
-            )
-        summary = summarize(load_listed(name, data_dir=data_dir, check_files=False))
-        words = "lists of images on disk"
+        title = f"{Path(name).name} (class sizes)"
+        summary: dict[str, Any] = {"name": name, "train": summarize_counts(read_counts(name))}
     else:
-        data = _data.load(name, data_dir=data_dir, **subset)
-        summary, words = summarize(data), _data.subset_words(data.spec)
-        written = () if stem is None else write(data, stem)
+        refuse_unknown(name, "data describe")
+        if is_on_disk(name):
+            for idle in (key for key, value in {**subset, "figure": figure}.items() if value):
+                raise typer.BadParameter(
+                    f"--{idle.replace('_', '-')} does nothing here: the images of this data set "
+                    f"stay on disk"
+                )
+            summary = summarize(load_listed(name, data_dir=data_dir, check_files=False))
+            title = f"{summary['name']} (lists of images on disk)"
+        else:
+            data = _data.load(name, data_dir=data_dir, **subset)
+            summary = summarize(data)
+            title = f"{data.spec.name} ({_data.subset_words(data.spec)})"
+            written = () if stem is None else write(data, stem)
+        summary["figures"] = list(written)
     if json:
-        _console.print_json({**summary, "figures": list(written)})
+        _console.print_json(summary)
         return
-    _console.line(f"{summary['name']} ({words})")
-    _show_summary(summary, classes)
+    _console.line(title)
+    for text in description(summary, classes=classes):
+        _console.line(text.rstrip())
     if written:
-        _console.line()
-        _console.line(f"Written: {', '.join(map(str, written))}")
-
-
-def _show_summary(summary: dict[str, Any], classes: bool) -> None:
-    _show_sizes(summary["train"], summary["image_shape"])
-    parts = {s: summary[s] for s in ("test", "val", "dev") if summary.get(s) is not None}
-    for split, part in parts.items():
-        low, high = min(part["counts"]), max(part["counts"])
-        each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        left_out = ", left out of training" if split == "dev" else ""
-        _row(_SPLITS[split], f"{part['examples']:,} images, {each} a class{left_out}")
-    _row("fingerprint", f"{summary['train']['fingerprint'][:16]} (training)")
-    for split, part in parts.items():
-        _row("", f"{part['fingerprint'][:16]} ({_SPLITS[split]})")
-    _show_chart(summary["train"])
-    if classes or len(summary["class_names"]) <= _FEW_CLASSES:
-        _show_classes(summary)
-
-
-def _row(label: str, text: str) -> None:
-    _console.line(f"{label:<13}{text}".rstrip())
-
-
-def _show_sizes(train: dict[str, Any], shape: list[int] | None) -> None:
-    from longtail.report.tables import GROUP_BOUNDS, plural
-
-    pixels = f", {' x '.join(map(str, shape))}" if shape is not None else ""
-    _row("training", f"{train['examples']:,} images of {train['classes']:,} classes{pixels}")
-    ratio = f"imbalance ratio {train['imbalance_ratio']:.4g}"
-    _row("", f"{train['largest']:,} to {train['smallest']:,} a class, {ratio}")
-    for name, group in train["groups"].items():
-        sizes = plural(group["classes"], "class  ", "classes")
-        words = f"{name:<7} {GROUP_BOUNDS[name]:<10}{sizes:>14}{group['examples']:>9,} images"
-        _row("groups" if name == "many" else "", words)
-
-
-def _show_chart(train: dict[str, Any]) -> None:
-    from longtail.report.describe import bars
-
-    largest = f"{train['largest']:,}"
-    margin = len(largest) + 1
-    ordered = sorted(train["counts"], reverse=True)
-    lines = bars(ordered, width=_WIDTH - margin - 1, height=_CHART_HEIGHT)
-    _console.line()
-    for row, text in enumerate(lines):
-        label = largest if row == 0 else "0" if row == len(lines) - 1 else ""
-        _console.line(f"{label:>{margin - 1}} {text}".rstrip())
-    _console.line(f"{'':>{margin}}classes, most frequent first")
-
-
-def _show_classes(summary: dict[str, Any]) -> None:
-    counts, names = summary["train"]["counts"], summary["class_names"]
-    test, total = summary["test"]["counts"], summary["train"]["examples"]
-    width = min(max(map(len, [*names, "name"])), 40)
-    _console.line()
-    _console.line(f"class  {'name':<{width}}  training   share      test")
-    for label, (name, count) in enumerate(zip(names, counts, strict=True)):
-        shown = name if len(name) <= width else name[: width - 1] + "…"
-        share = f"{count / total:.2%}"
-        _console.line(f"{label:>5}  {shown:<{width}}  {count:>8,}{share:>8}{test[label]:>10,}")
+        _console.line(f"\nWritten: {', '.join(map(str, written))}")
 
 
 @app.command()
 def freeze(
     name: _data.NameArgument,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The file, NAME.parquet.")
-    ],
+    out: Annotated[Path, option("FILE", "The file, NAME.parquet.", "--out", "-o")],
     dev: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "N",
+            "Also a development set: up to N images a class that training leaves out; that of a "
+            "frozen file goes along unless N is 0.",
             min=0,
-            metavar="N",
-            help="Also a development set: up to N images a class that training leaves out; "
-            "that of a frozen file goes along unless N is 0.",
         ),
     ] = None,
     data_dir: _data.DataDirOption = None,
@@ -209,6 +139,7 @@ def freeze(
       longtail data freeze cifar100-lt --dev 50 --out both.parquet
     """
     from longtail.data import DATASETS, hub_parquet
+    from longtail.data.check import SPLIT_WORDS
 
     # A frozen file's development set can't be drawn anew, so it is kept or left out as it is.
     again = name not in DATASETS and Path(name).is_file()
@@ -230,7 +161,7 @@ def freeze(
             document[split] = {"examples": len(part), "fingerprint": part.fingerprint}
         _console.print_json(document)
         return
-    *words, last = (f"{len(part):,} {_SPLITS[split]}" for split, part in parts.items())
+    *words, last = (f"{len(part):,} {SPLIT_WORDS[split]}" for split, part in parts.items())
     _console.line(
         f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), {', '.join(words)} and "
         f"{last} images, {_console.size(size)}"
@@ -250,21 +181,14 @@ def check(
     data_dir: _data.DataDirOption = None,
     root: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="What the lists' paths start from; the lists' folder if absent.",
-        ),
+        option("FOLDER", "What the lists' paths start from; the lists' folder if absent."),
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Threads that decode; all cores if absent."),
+        int | None, option("N", "Threads that decode; all cores if absent.", min=1)
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Read the images' headers only.")] = False,
+    quick: Annotated[bool, option(None, "Read the images' headers only.", "--quick")] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="Write every problem into a file, one a line."
-        ),
+        Path | None, option("FILE", "Write every problem into a file, one a line.", "--out", "-o")
     ] = None,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -288,7 +212,7 @@ def check(
     from longtail.runs.files import write_bytes
 
     refuse_unknown(name, "data check")
-    if out is not None:
+    if out is not None:  # refused first, since it would fail after the work
         _console.refuse_overwrite(out, force)
         if out.is_dir() or not out.parent.is_dir():
             raise InputError(f"--out names {out}, which can't be a file there.")
@@ -303,80 +227,43 @@ def check(
     if json:
         _console.print_json({"ok": result.ok, "counts": result.counts, **asdict(result)})
     else:
-        _show_check(result, out)
+        for line in _findings(result, out):
+            _console.line(line)
     if not result.ok:
         raise typer.Exit(1)
 
 
-def _split_words(images: dict[str, int]) -> str:
-    """Return the sizes of the splits for people: ``10 training, 3 test images``."""
-    if len(images) == 1:
-        return f"{sum(images.values()):,} images"
-    return ", ".join(f"{count:,} {_SPLITS[split]}" for split, count in images.items()) + " images"
-
-
-def _show_check(result: CheckResult, out: Path | None) -> None:
+def _findings(result: CheckResult, out: Path | None) -> Iterator[str]:
+    """Yield the lines about a check; `out` is the file that has all problems."""
+    from longtail.data.check import SPLIT_WORDS
     from longtail.data.large import KINDS
     from longtail.report.tables import plural
 
-    _console.line(f"{result.name}: {_split_words(result.images)}, {result.classes:,} classes")
-    depth = _depth(result)
+    images = f"{sum(result.images.values()):,}"
+    if len(result.images) > 1:
+        parts = (f"{count:,} {SPLIT_WORDS[split]}" for split, count in result.images.items())
+        images = ", ".join(parts)
+    yield f"{result.name}: {images} images, {result.classes:,} classes"
+    there = result.files - result.counts.get("missing", 0)
+    depth = "headers only" if result.quick else "every image decoded"
+    if not there:
+        depth = f"none of the {result.files:,} files is there"
+        depth = depth if result.files else "no files listed"
+    elif there < result.files:
+        depth = "headers only" if result.quick else "every one decoded"
+        depth = f"{there:,} of {result.files:,} files there, {depth}"
     if result.ok:
-        _console.line(f"No problems ({depth}, {_console.duration(result.seconds)}).")
-        for text in _remarks(result):
-            _console.line(_console.wrapped(text))
+        yield f"No problems ({depth}, {_console.duration(result.seconds)})."
+        yield from map(_console.wrapped, result.remarks())
         return
     for kind, count in result.counts.items():
-        _console.line()
-        _console.line(f"{count:,} x {kind}: {KINDS[kind]}")
+        yield f"\n{count:,} x {kind}: {KINDS[kind]}"
         for problem in [one for one in result.problems if one.kind == kind][:_SHOWN]:
-            _console.line(f"  {problem.where}: {problem.detail}")
+            yield f"  {problem.where}: {problem.detail}"
         if count > _SHOWN:
-            _console.line(f"  and {count - _SHOWN:,} more")
-    _console.line()
-    _console.line(f"{plural(len(result.problems), 'problem', 'problems')} ({depth}).")
+            yield f"  and {count - _SHOWN:,} more"
+    yield f"\n{plural(len(result.problems), 'problem', 'problems')} ({depth})."
     if out is not None:
-        _console.line(f"Written: {out}")
+        yield f"Written: {out}"
     elif max(result.counts.values()) > _SHOWN:
-        _console.line("All of them: --out FILE or --json")
-
-
-def _depth(result: CheckResult) -> str:
-    """Return how far the check went."""
-    there = result.files - result.counts.get("missing", 0)
-    if not there:
-        return f"none of the {result.files:,} files is there" if result.files else "no files listed"
-    if there == result.files:
-        return "headers only" if result.quick else "every image decoded"
-    how = "headers only" if result.quick else "every one decoded"
-    return f"{there:,} of {result.files:,} files there, {how}"
-
-
-def _remarks(result: CheckResult) -> Iterator[str]:
-    """Yield what is no problem, but good to know before training."""
-    from longtail._checks import listing
-    from longtail.report.tables import plural
-
-    for split, classes in result.absent.items():
-        absent = f"no examples of class(es) {listing(classes)}"
-        yield f"The {_SPLITS[split]} set has {absent}: its mean error will be that of the others."
-    # What can't be read into memory.
-    who = "training streams and crops them; recipes without image_size, describe and freeze"
-    if len(result.sizes) > 1:
-        small, large = (f"{h} x {w}" for h, w in (result.sizes[0], result.sizes[-1]))
-        several = f"The images have {len(result.sizes):,} sizes, {small} to {large} pixels"
-        yield f"{several} (height x width): {who} take images of one size only."
-    halves = {"train", "test"} & result.images.keys()
-    colored = halves & result.colored.keys()
-    if len(halves) == 2 and len(colored) == 1:
-        (one,), (grey,) = colored, halves - colored
-        odd = f"{result.colored[one]} is in colour, but all images of {grey} are grey"
-        yield f"{odd}: {who} take all grey or all colour."
-    for file in [file for split, file in result.transparent.items() if split in halves][:1]:
-        yield f"{file} has transparency: {who} take images without it, grey or RGB."
-    if result.turned:
-        some = f"{plural(len(result.turned), 'image', 'images')}, such as {result.turned[0]}"
-        yield (
-            f"EXIF data ask to turn or mirror {some}: training takes pixels as they are stored, so "
-            f"turn the files themselves if they shall train upright."
-        )
+        yield "All of them: --out FILE or --json"

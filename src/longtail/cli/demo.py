@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._console import ForceOption, JsonOption, option
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -28,11 +28,10 @@ HELD_OUT = 0.2
 
 @app.command()
 def demo(
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Folder for the runs and the page.", show_default=True),
-    ] = Path("longtail-demo"),
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings per method.")] = 5,
+    out: Annotated[Path, option("FOLDER", "For the runs and the page.", "--out", "-o")] = Path(
+        "longtail-demo"
+    ),
+    seeds: Annotated[int, option("N", "Trainings per method.", min=1)] = 5,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console, _data, _training
-from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._console import ForceOption, JsonOption, option
+from longtail.cli._opening import RunsArgument, open_members, open_runs
 
 if TYPE_CHECKING:
     from longtail.metrics import PerClassError
     from longtail.runs import Run
+
+    Errors = dict[Path, PerClassError]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -33,27 +36,22 @@ class Split(StrEnum):
 
 @app.command()
 def evaluate(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
-    ],
-    split: Annotated[Split, typer.Option(help="What to judge them on.")] = Split.test,
+    runs: RunsArgument,
+    split: Annotated[Split, option(None, "What to judge them on.")] = Split.test,
     ensemble: Annotated[
         bool,
-        typer.Option("--ensemble", help="Also average their logits, into a run folder of its own."),
+        option(None, "Also average their logits, into a run folder of its own.", "--ensemble"),
     ] = False,
     errors_only: Annotated[
         bool,
-        typer.Option(
+        option(
+            None,
+            "Predict anew and keep no logits: for label spaces too large for them.",
             "--errors-only",
-            help="Predict anew and keep no logits: for label spaces too large for them.",
         ),
     ] = False,
     dataset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The data's frozen file or folder, if the runs don't say."
-        ),
+        str | None, option("NAME", "The data's frozen file or folder, if the runs don't say.")
     ] = None,
     data_dir: _data.DataDirOption = None,
     root: _training.RootOption = None,
@@ -88,53 +86,57 @@ def evaluate(
       longtail evaluate runs/imagenet-lt --split val --root images
     """
     from longtail import runs as library
-    from longtail.cli._opening import open_members, open_runs
     from longtail.runs.folder import judged_apart
 
     if errors_only and (ensemble or force or split == Split.held_out):
         other = "--ensemble" if ensemble else "--force" if force else "--split held-out"
         raise typer.BadParameter(f"--errors-only writes nothing; it can't stand beside {other}")
     anew = force or errors_only
-    opened = (
-        open_members(runs, split=split.value)
-        if ensemble
-        else open_runs(runs, split=split.value, anew=anew)
-    )
+    if ensemble:
+        opened = open_members(runs, split=split.value)
+    else:
+        opened = open_runs(runs, split=split.value, anew=anew)
     data = _training.RunData(dataset, data_dir, root)
     missing = [run for run in opened if anew or split not in run.splits]
     # What is there already is held against the data that the command names.
     work = opened if data.where and split != Split.held_out else missing
-    errors: dict[Path, PerClassError] = {}
-    first = True
+    errors: Errors = {}
     if work or "WORLD_SIZE" in os.environ:
         how: dict[str, Any] = {"workers": workers, "device": device, "force": force}
         written, errors, first = _judge(work, split, data, errors_only=errors_only, **how)
+        if not first:
+            return
         opened = [written.get(run.folder, run) for run in opened]
-    if not first:
-        return
-    together = None
+    shown = opened
     if ensemble:
         home = opened[0].folder.parent.parent
         together = library.ensemble(opened, root=home, split=split.value, replace=force)
-    shown = [*opened, *([together] if together is not None else [])]
+        shown = [*opened, together]
+    # Runs of one training set, whatever was held out of it.
+    groups: dict[Any, list[Run]] = {}
+    for run in shown:
+        groups.setdefault((run.data, replace(run.spec.dataset, held_out=0.0)), []).append(run)
     if not errors_only:
         # What is held out differs from seed to seed; other splits must be the same images.
-        for group in _by_data(shown).values() if split != Split.held_out else ():
+        for group in groups.values() if split != Split.held_out else ():
             seen = {run.record["splits"][split.value]["data"]: run for run in group}
-            differing = [run for data, run in seen.items() if data is not None]
+            differing = [run for images, run in seen.items() if images is not None]
             if len(differing) > 1:
                 raise judged_apart(differing[0], differing[1], split.value)
         errors = {run.folder: _training.errors_on(run, split) for run in shown}
     if json:
-        found = _document(shown, errors, split)
-        _console.print_json(found | ({"ensemble": together.folder} if together else {}))
+        document = _document(shown, list(groups.values()), errors)
+        made = {"ensemble": together.folder} if ensemble else {}
+        _console.print_json({"split": str(split), **document, **made})
         return
-    _show(shown, errors, split)
+    for (_, spec), group in groups.items():
+        title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
+        _show(title, group, errors)
     if missing and not errors_only:
         _console.note(
             f"Logits of {len(missing)} run(s) on the {split} set are in their folders now."
         )
-    if together is not None:
+    if ensemble:
         _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
 
 
@@ -147,7 +149,7 @@ def _judge(
     device: str,
     force: bool,
     errors_only: bool,
-) -> tuple[dict[Path, Run], dict[Path, PerClassError], bool]:
+) -> tuple[dict[Path, Run], Errors, bool]:
     """Compute what is missing, in as many processes as there are.
 
     Returns:
@@ -159,7 +161,6 @@ def _judge(
     from longtail.data.lists import ListedImages
     from longtail.metrics import per_class_error
 
-    anew = force or errors_only
     for run in work:
         if split == Split.held_out:
             raise InputError(
@@ -167,19 +168,19 @@ def _judge(
                 if not run.spec.dataset.held_out
                 else "--force has no use with --split held-out: training writes those logits."
             )
-        if run.members and (anew or split not in run.splits):
-            raise InputError(
-                f"{run.folder} is an ensemble and has no network to compute logits with; its "
-                f"members have: {run.evaluation(split)}{' --force' if force else ''}"
-            )
-        if anew or split not in run.splits:
+        if force or errors_only or split not in run.splits:
+            if run.members:
+                raise InputError(
+                    f"{run.folder} is an ensemble and has no network to compute logits with; its "
+                    f"members have: {run.evaluation(split)}{' --force' if force else ''}"
+                )
             run.model()  # says why there are no weights, before work on other runs
     _checks.require("torch", extra="train")
     from longtail.train import distributed, evaluation
     from longtail.train.streamed import Streaming
 
     written: dict[Path, Run] = {}
-    errors: dict[Path, PerClassError] = {}
+    errors: Errors = {}
     with distributed.joined(_training.find_device(device)) as world:
         parts = [_part(data.of(run), run, split) for run in work]
         if work and workers is not None and not any(isinstance(p, ListedImages) for p in parts):
@@ -202,7 +203,7 @@ def _judge(
 
 
 def _part(data: Any, run: Run, split: Split) -> Any:
-    """The images of a split, if the run's data set has it."""
+    """Return the images of a split, if the run's data set has it."""
     from longtail._checks import InputError
 
     name = run.spec.dataset.name
@@ -219,36 +220,33 @@ def _part(data: Any, run: Run, split: Split) -> Any:
     return images
 
 
-def _by_data(runs: list[Run]) -> dict[Any, list[Run]]:
-    """Runs of one training set, whatever was held out of it."""
-    groups: dict[Any, list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.data, replace(run.spec.dataset, held_out=0.0)), []).append(run)
-    return groups
-
-
-def _values(run: Run, error: PerClassError) -> dict[str, float]:
-    """Balanced error, and that of the classes with many, medium and few examples."""
+def _values(run: Run, errors: Errors) -> dict[str, float]:
+    """Return the balanced error, and that of the classes with many, medium and few examples."""
+    error = errors[run.folder]
     return {"balanced_error": error.balanced_error, **error.by_group(run.prior).values}
 
 
-def _document(runs: list[Run], errors: dict[Path, PerClassError], split: Split) -> dict[str, Any]:
+def _means(group: list[Run], errors: Errors) -> tuple[dict[str, float], list[float]]:
+    """Return the values' means over runs of one method, and their balanced errors."""
+    values = [_values(run, errors) for run in group]
+    means = {key: sum(value[key] for value in values) / len(group) for key in values[0]}
+    return means, [value["balanced_error"] for value in values]
+
+
+def _document(runs: list[Run], groups: list[list[Run]], errors: Errors) -> dict[str, Any]:
     from longtail.runs.naming import by_method
 
-    values = {run.folder: _values(run, errors[run.folder]) for run in runs}
     methods = []
-    for together in _by_data(runs).values():
+    for together in groups:
         for name, group in by_method(together).items():
-            columns = {
-                key: [values[run.folder][key] for run in group] for key in values[group[0].folder]
-            }
+            means, balanced = _means(group, errors)
             methods.append(
                 {
                     "dataset": group[0].spec.dataset.to_json(),
                     "method": name,
                     "seeds": [run.spec.seed for run in group],
-                    **{key: sum(column) / len(column) for key, column in columns.items()},
-                    "deviation": _training.deviation(columns["balanced_error"]),
+                    **means,
+                    "deviation": _training.deviation(balanced),
                 }
             )
     listed = [
@@ -257,43 +255,40 @@ def _document(runs: list[Run], errors: dict[Path, PerClassError], split: Split) 
             "method": run.spec.method.to_json(),
             "seed": run.spec.seed,
             "examples": int(errors[run.folder].counts.sum()),
-            **values[run.folder],
+            **_values(run, errors),
             "missing_classes": errors[run.folder].missing_classes.tolist(),
         }
         for run in runs
     ]
-    return {"split": str(split), "runs": listed, "methods": methods}
+    return {"runs": listed, "methods": methods}
 
 
-def _show(runs: list[Run], errors: dict[Path, PerClassError], split: Split) -> None:
+def _show(title: str, runs: list[Run], errors: Errors) -> None:
+    """Print the errors of runs of one data set, and their methods' means."""
     from longtail import _checks
     from longtail.report.tables import GROUP_BOUNDS, Table, percent, spread
     from longtail.runs.naming import by_method, trained_unlike
 
-    bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
+    rows, lines, methods = [], [], by_method(runs)
+    for name, group in methods.items():
+        rows += [(r.folder.name, *map(percent, _values(r, errors).values())) for r in group]
+        means, balanced = _means(group, errors)
+        cells = [percent(mean) for key, mean in means.items() if key != "balanced_error"]
+        lines.append((name, str(len(group)), spread(balanced, digits=1), *cells))
     header = ("balanced", *GROUP_BOUNDS)
-    for (_, spec), together in _by_data(runs).items():
-        rows, means, methods = [], [], by_method(together)
-        for name, group in methods.items():
-            values = [list(_values(run, errors[run.folder]).values()) for run in group]
-            for run, own in zip(group, values, strict=True):
-                rows.append((run.folder.name, *map(percent, own)))
-            balanced, *groups = zip(*values, strict=True)
-            cells = [percent(sum(column) / len(column)) for column in groups]
-            means.append((name, str(len(group)), spread(balanced, digits=1), *cells))
-        title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
-        _console.show_table(Table(title, ("run", *header), rows))
-        note = f"Classes by training examples: {bounds}."
-        if len({tuple(map(tuple, run.prior.groups().values())) for run in together}) > 1:
-            note += (
-                " Runs with a held-out part count what was left to train on, so a group is not of "
-                "the same classes in every row."
-            )
-        missing = errors[together[0].folder].missing_classes
-        if absent := _checks.class_words(missing, together[0].class_names):
-            note += f" Without examples there: {absent}, left out of the means."
-        if unlike := trained_unlike(together):
-            note += f" The methods were not all trained alike: {_checks.listing(unlike, most=5)}."
-        if any(len(group) > 1 for group in methods.values()):
-            note = f"Means over the seeds, ± standard deviation. {note}"
-        _console.show_table(Table("By method", ("method", "seeds", *header), means, note=note))
+    _console.show_table(Table(title, ("run", *header), rows))
+    bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
+    note = f"Classes by training examples: {bounds}."
+    if len({tuple(map(tuple, run.prior.groups().values())) for run in runs}) > 1:
+        note += (
+            " Runs with a held-out part count what was left to train on, so a group is not of "
+            "the same classes in every row."
+        )
+    missing = errors[runs[0].folder].missing_classes
+    if absent := _checks.class_words(missing, runs[0].class_names):
+        note += f" Without examples there: {absent}, left out of the means."
+    if unlike := trained_unlike(runs):
+        note += f" The methods were not all trained alike: {_checks.listing(unlike, most=5)}."
+    if any(len(group) > 1 for group in methods.values()):
+        note = f"Means over the seeds, ± standard deviation. {note}"
+    _console.show_table(Table("By method", ("method", "seeds", *header), lines, note=note))

@@ -119,32 +119,26 @@ def _title(text: str) -> str:
     return text.partition("\n")[0].lstrip("# ").strip()
 
 
-def _summary(text: str) -> str:
-    """Return a page's first paragraph below its heading."""
-    body = text.partition("\n")[2].strip()
-    return " ".join(body.partition("\n\n")[0].translate({ord("*"): None, ord("`"): None}).split())
-
-
 def _list(texts: dict[str, str], json: bool) -> None:
-    groups = {key: [name for name in texts if kind(name) == key] for key in _KINDS}
-    if json:
-        document = [
-            {"name": name, "kind": key, "title": _title(texts[name]), "summary": summary}
-            for key, names in groups.items()
-            for name in names
-            for summary in [_summary(texts[name])]
-        ]
-        _console.print_json(document)
-        return
+    """Print every method with the first paragraph of its page, kind by kind."""
     from rich.table import Table
     from rich.text import Text
 
-    for key, names in groups.items():
+    listed = []
+    for key, name in ((key, name) for key in _KINDS for name in texts if kind(name) == key):
+        first = texts[name].partition("\n")[2].strip().partition("\n\n")[0]
+        summary = " ".join(first.replace("*", "").replace("`", "").split())
+        listed.append({"name": name, "kind": key, "title": _title(texts[name]), "summary": summary})
+    if json:
+        _console.print_json(listed)
+        return
+    for key, heading in _KINDS.items():
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(style="bold", no_wrap=True, min_width=max(map(len, texts), default=0))
         table.add_column()
-        for name in names:
-            table.add_row(name, Text(_summary(texts[name])))
+        for entry in listed:
+            if entry["kind"] == key:
+                table.add_row(entry["name"], Text(entry["summary"]))
         if key != "loss":
             _console.line()
-        _console.show(Text(_KINDS[key], style="underline"), table)
+        _console.show(Text(heading, style="underline"), table)

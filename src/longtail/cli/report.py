@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._console import ForceOption, JsonOption, option
+from longtail.cli._opening import RunsArgument, open_runs
 
 if TYPE_CHECKING:
     from longtail.report.compare import Comparison
@@ -19,25 +20,14 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="The page.")] = Path(
-        "report.html"
-    ),
+    runs: RunsArgument,
+    out: Annotated[Path, option("FILE.html", "The page.", "--out", "-o")] = Path("report.html"),
     figures: Annotated[
-        Path | None,
-        typer.Option(
-            "--figures",
-            metavar="DIR",
-            help="Also write the charts there, as SVG and PNG.",
-            show_default=False,
-        ),
+        Path | None, option("DIR", "Also write the charts there, as SVG and PNG.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Which split's logits judge.")] = "test",
+    split: Annotated[str, option("NAME", "Which split's logits judge.")] = "test",
     title: Annotated[
-        str | None, typer.Option(help="Of the page; made from the data's name if absent.")
+        str | None, option("TEXT", "Of the page; made from the data's name if absent.")
     ] = None,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -58,7 +48,6 @@ def report(
       longtail report runs/digits-lt/softmax-s0-* runs/digits-lt/balanced-s0-*
     """
     from longtail import _checks
-    from longtail.cli._opening import open_runs
     from longtail.report import pages
     from longtail.report.compare import compare
 
@@ -71,11 +60,10 @@ def report(
         for ending in ("svg", "png") if figures is not None else ():
             _console.refuse_overwrite(Path(figures or "") / f"{stem}.{ending}", force)
     # What makes the page again; by then it is there to be replaced.
-    words = ["longtail", "report", *map(str, runs), "--out", str(out)]
-    words += [] if figures is None else ["--figures", str(figures)]
-    words += [] if split == "test" else ["--split", split]
-    words += [] if title is None else ["--title", title]
-    command = shlex.join([*words, "--force"])
+    given = {"--out": out, "--figures": figures, "--split": split, "--title": title}
+    given = {k: v for k, v in given.items() if v is not None and (k, v) != ("--split", "test")}
+    words = [str(word) for pair in given.items() for word in pair]
+    command = shlex.join(["longtail", "report", *map(str, runs), *words, "--force"])
     compared = compare(open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
         pages.runs_page(compared, title=title, command=command).write(out, force=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption, printable
-from longtail.cli._groups import CommandGroup
+from longtail.cli import CommandGroup, _console
+from longtail.cli._console import ForceOption, JsonOption, option, printable
+from longtail.cli._opening import RunsArgument
 
 if TYPE_CHECKING:
     from longtail.runs import Run
@@ -22,7 +22,7 @@ app = typer.Typer(
     help="List, show and pack run folders.",
 )
 
-RootOption = Annotated[Path, typer.Option("--root", metavar="FOLDER", help="The folder of runs.")]
+RootOption = Annotated[Path, option("FOLDER", "The folder of runs.", "--root")]
 RootArgument = Annotated[Path, typer.Argument(metavar="ROOT", help="The folder of runs.")]
 
 
@@ -105,9 +105,7 @@ def _show_list(rows: list[dict[str, Any]]) -> None:
 def show(
     run: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN", help="A run folder, or a part of its name, such as its hash."
-        ),
+        typer.Argument(metavar="RUN", help="A run folder, or a part of its name, as its hash."),
     ],
     root: RootOption = Path("runs"),
     json: JsonOption = False,
@@ -119,17 +117,14 @@ def show(
       longtail runs show runs/digits-lt/softmax-s0-10db5896
       longtail runs show 10db5896
     """
-    from longtail.metrics import balanced_error
+    from longtail.cli._training import errors_on
     from longtail.runs import Run
 
-    opened, errors = Run.open(_find(run, root), unfinished=True), {}
-    for split in opened.splits:
-        logits, target, _ = opened.logits(split)
-        classes = opened.prior.num_classes
-        errors[split] = balanced_error(target, logits, num_classes=classes, missing="skip")
+    opened = Run.open(_find(run, root), unfinished=True)
+    errors = {split: errors_on(opened, split).balanced_error for split in opened.splits}
     if json:
-        document = {**opened.record, "folder": opened.folder, "balanced_error": errors}
-        _console.print_json(document)
+        extra = {"folder": opened.folder, "balanced_error": errors}
+        _console.print_json({**opened.record, **extra})
     else:
         _show_run(opened, errors)
 
@@ -152,22 +147,28 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    def pairs(settings: Any) -> str:
+        return ", ".join(f"{key}={_value(value)}" for key, value in settings.items())
+
+    def named(part: Any, settings: Any) -> str:
+        return f"{part.name} ({pairs(settings)})" if settings else str(part.name)
+
     spec, record, prior = run.spec, run.record, run.prior
     examples = int(prior.counts.sum()) if prior.counts is not None else 0
     data = {k: v for k, v in spec.dataset.to_json().items() if k != "name" and v not in (None, {})}
     threads = f", {record['threads']} thread(s)" if record.get("threads") else ""
     versions = record["versions"]
+    state = "finished" if run.finished else "half written"
     rows = {
-        "status": f"{'finished' if run.finished else 'half written'}; {len(record['files'])} files "
-        f"verified",
+        "status": f"{state}; {len(record['files'])} files verified",
         "resume with": "" if run.finished else record.get("command"),
-        "data set": _named(spec.dataset.name, data),
+        "data set": named(spec.dataset, data),
         "trained on": f"{examples} examples of {prior.num_classes} classes, imbalance ratio "
         f"{prior.imbalance_ratio:.4g}",
-        "method": _named(spec.method.name, spec.method.settings),
-        "model": _named(spec.model.name, spec.model.settings),
-        "recipe": _named(spec.recipe.name, spec.recipe.values),
-        "overrides": _pairs(spec.recipe.overrides) or "none",
+        "method": named(spec.method, spec.method.settings),
+        "model": named(spec.model, spec.model.settings),
+        "recipe": named(spec.recipe, spec.recipe.values),
+        "overrides": pairs(spec.recipe.overrides) or "none",
         "seed": str(spec.seed),
         "teachers": "\n".join(run.teachers),
         "mean of": "\n".join(run.members),
@@ -191,32 +192,20 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
     _console.show(table)
 
 
-def _named(name: str, settings: Any) -> str:
-    return f"{name} ({_pairs(settings)})" if settings else name
-
-
-def _pairs(settings: Any) -> str:
-    def text(value: Any) -> str:
-        return "[" + ", ".join(map(text, value)) + "]" if isinstance(value, tuple) else str(value)
-
-    return ", ".join(f"{key}={text(value)}" for key, value in settings.items())
+def _value(value: Any) -> str:
+    return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else str(value)
 
 
 @app.command()
 def pack(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The archive, NAME.tar.gz.")
-    ],
-    weights: Annotated[bool, typer.Option("--weights", help="Also the models' weights.")] = False,
+    runs: RunsArgument,
+    out: Annotated[Path, option("FILE", "The archive, NAME.tar.gz.", "--out", "-o")],
+    weights: Annotated[bool, option(None, "Also the models' weights.", "--weights")] = False,
     logits: Annotated[
-        bool, typer.Option("--logits/--no-logits", help="Leave logits out: weights can teach.")
+        bool, option(None, "Leave logits out: weights can teach.", "--logits/--no-logits")
     ] = True,
     full_precision: Annotated[
-        bool, typer.Option("--full-precision", help="Keep logits as they are: twice the size.")
+        bool, option(None, "Keep logits as they are: twice the size.", "--full-precision")
     ] = False,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -232,31 +221,29 @@ def pack(
       longtail runs pack runs/digits-lt/softmax-s0-10db5896 --weights -o a.tgz
       longtail runs pack runs --weights --no-logits -o teachers.tar.gz
     """
-    from longtail._checks import InputError
-    from longtail.runs import Run, run_folders
+    from longtail.cli._opening import open_runs
     from longtail.runs import pack as pack_runs
+    from longtail.runs import run_folders
 
-    folders, left_out = list[Path](), list[Path]()
-    for path in runs:
-        inside = [] if (path / "run.json").exists() else run_folders(path)
-        if not inside:
-            folders.append(path)  # named itself, so pack says what is wrong with it
-        for folder in inside:
-            finished = Run.open(folder, verify=False, unfinished=True).finished
-            (folders if finished else left_out).append(folder)
-    if not folders:
-        raise InputError(f"none of the {len(left_out)} runs there is finished.")
-    options: dict[str, Any] = {"weights": weights, "logits": logits, "half": not full_precision}
+    folders = [run.folder for run in open_runs(runs)]
     with _console.progress("packing") as progress:
-        path = pack_runs(folders, out, force=force, progress=progress, **options)
+        path = pack_runs(
+            folders,
+            out,
+            weights=weights,
+            logits=logits,
+            half=not full_precision,
+            force=force,
+            progress=progress,
+        )
     size = path.stat().st_size
     if json:
-        document = {"archive": path, "bytes": size, "runs": folders, "left_out": left_out}
-        _console.print_json(document)
-        return
-    _console.line(f"{path}: {len(folders)} runs, {_console.size(size)}")
-    for folder in left_out:
-        _console.warning_line(f"left out {folder}, which is half written")
+        packed = {folder.resolve() for folder in folders}
+        there = [folder for given in runs for folder in run_folders(given)]
+        left_out = [folder for folder in there if folder.resolve() not in packed]
+        _console.print_json({"archive": path, "bytes": size, "runs": folders, "left_out": left_out})
+    else:
+        _console.line(f"{path}: {len(folders)} runs, {_console.size(size)}")
 
 
 @app.command()

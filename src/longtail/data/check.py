@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from longtail.data.large import KINDS, LARGE, SPLITS, find_sources
 from longtail.data.lists import Problem
 from longtail.data.photos import Header, check_photo
 from longtail.data.registry import DATASETS, load
+
+SPLIT_WORDS = {"train": "training", "test": "test", "val": "validation", "dev": "development"}
+"""Splits, as they are called in texts, in the order of a description."""
 
 _CHUNK = 32
 
@@ -68,6 +72,35 @@ class CheckResult:
         """Problems by kind, those that occur."""
         found = Counter(problem.kind for problem in self.problems)
         return {kind: found[kind] for kind in KINDS if found[kind]}
+
+    def remarks(self) -> Iterator[str]:
+        """Yield sentences on what stops no training but is worth knowing before it."""
+        for split, classes in self.absent.items():
+            yield (
+                f"The {SPLIT_WORDS[split]} set has no examples of class(es) "
+                f"{_checks.listing(classes)}: its mean error will be that of the others."
+            )
+        # What only recipes that crop can train on.
+        who = "training streams and crops them; recipes without image_size, describe and freeze"
+        if len(self.sizes) > 1:
+            small, large = (f"{h} x {w}" for h, w in (self.sizes[0], self.sizes[-1]))
+            several = f"The images have {len(self.sizes):,} sizes, {small} to {large} pixels"
+            yield f"{several} (height x width): {who} take images of one size only."
+        halves = {"train", "test"} & self.images.keys()
+        colored = halves & self.colored.keys()
+        if len(halves) == 2 and len(colored) == 1:
+            (one,), (grey,) = colored, halves - colored
+            odd = f"{self.colored[one]} is in colour, but all images of {grey} are grey"
+            yield f"{odd}: {who} take all grey or all colour."
+        for file in [file for split, file in self.transparent.items() if split in halves][:1]:
+            yield f"{file} has transparency: {who} take images without it, grey or RGB."
+        if self.turned:
+            images = "1 image" if len(self.turned) == 1 else f"{len(self.turned):,} images"
+            yield (
+                f"EXIF data ask to turn or mirror {images}, such as {self.turned[0]}: training "
+                f"takes pixels as they are stored, so turn the files themselves if they shall "
+                f"train upright."
+            )
 
 
 def check_data(

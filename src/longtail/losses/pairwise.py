@@ -151,7 +151,7 @@ class PairwiseMarginLoss(MarginModule):
 
     Args:
         margin: from `longtail.margins`, or any Margin.
-        weight, ignore_index, label_smoothing, reduction, impl, dtype: see `LossOptions`.
+        weight: like ignore_index, label_smoothing, reduction, impl and dtype, see `LossOptions`.
 
     Attributes:
         alpha, positive, negative: α, a and b, buffers of shape (num_classes,).
@@ -448,8 +448,8 @@ def pairwise_margin_loss(
         target: class indices, shape (N,), () or (N, d1, ...); or class probabilities q of the
             shape of `logits` (mixup), for which the loss is Σ_y q_y ℓ(y, f).
         margin: from `longtail.margins`, or any Margin with C classes.
-        weight, ignore_index, label_smoothing, reduction, impl: see `LossOptions`; with label
-            smoothing each class has its own margin.
+        weight: like ignore_index, label_smoothing, reduction and impl, see `LossOptions`; with
+            label smoothing each class has its own margin.
 
     Returns:
         A scalar, or the losses in the shape of the class indices if `reduction` is "none"; in the

@@ -106,7 +106,7 @@ class SampledSoftmaxLoss(MarginModule):
     Args:
         q: the distribution of the negatives.
         num_sampled: m.
-        margin, class_weight, ignore_index, reduction, sparse, generator: as in the function.
+        margin: as in the function, like class_weight, ignore_index, reduction, sparse and generator.
         dtype: as in `LossOptions`.
 
     Attributes:

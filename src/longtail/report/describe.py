@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longtail._checks import IntArray
+from longtail.data.check import SPLIT_WORDS
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.large import ListedData
 from longtail.priors import GROUPS, ClassPrior
@@ -19,6 +20,8 @@ from longtail.report.tables import GROUP_BOUNDS, plural, shortened
 
 GROUP_COLORS = dict(zip(GROUPS, (figures.BLUE, figures.ORANGE, figures.VERMILION), strict=True))
 _LONGEST_NAME, _ROWS = 16, 10
+_FEW_CLASSES = 20  # a table of which still fits a screen
+_WIDTH = 80
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
@@ -106,6 +109,53 @@ def bars(values: Sequence[float] | NDArray[Any], *, width: int, height: int) -> 
         level = np.clip(eighths - 8 * row, 0, 8)
         lines.append("".join(_EIGHTHS[part] * each for part in level).rstrip())
     return lines
+
+
+def description(summary: dict[str, Any], *, classes: bool = False) -> Iterator[str]:
+    """Yield lines for a terminal about a data set, or about class sizes alone.
+
+    Args:
+        summary: as `summarize` gives it, or its `train` alone.
+        classes: list every class, also where they are many.
+    """
+    train, shape = summary["train"], summary.get("image_shape")
+    pixels = "" if shape is None else f", {' x '.join(map(str, shape))}"
+    rows = [("training", f"{train['examples']:,} images of {train['classes']:,} classes{pixels}")]
+    sizes = f"{train['largest']:,} to {train['smallest']:,} a class"
+    rows.append(("", f"{sizes}, imbalance ratio {train['imbalance_ratio']:.4g}"))
+    for group, of_group in train["groups"].items():
+        sizes = plural(of_group["classes"], "class  ", "classes")
+        words = f"{group:<7} {GROUP_BOUNDS[group]:<10}{sizes:>14}{of_group['examples']:>9,} images"
+        rows.append(("groups" if group == "many" else "", words))
+    parts = {split: summary[split] for split in SPLIT_WORDS if summary.get(split) is not None}
+    for split, part in parts.items():
+        if split != "train":
+            low, high = min(part["counts"]), max(part["counts"])
+            each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+            text = f"{part['examples']:,} images, {each} a class"
+            text += ", left out of training" if split == "dev" else ""
+            rows.append((SPLIT_WORDS[split], text))
+    for split, part in parts.items():
+        if "fingerprint" in part:
+            label = "fingerprint" if split == "train" else ""
+            rows.append((label, f"{part['fingerprint'][:16]} ({SPLIT_WORDS[split]})"))
+    yield from (f"{label:<13}{text}" for label, text in rows)
+    largest = f"{train['largest']:,}"
+    margin = len(largest)
+    lines = bars(sorted(train["counts"], reverse=True), width=_WIDTH - margin - 2, height=6)
+    yield ""
+    for label, text in zip([largest, "", "", "", "", "0"], lines, strict=True):
+        yield f"{label:>{margin}} {text}"
+    yield f"{'':>{margin}} classes, most frequent first"
+    names = summary.get("class_names", ())
+    if names and (classes or len(names) <= _FEW_CLASSES):
+        width = min(max(map(len, [*names, "name"])), 40)
+        yield f"\nclass  {'name':<{width}}  training   share      test"
+        counts = zip(names, train["counts"], summary["test"]["counts"], strict=True)
+        for number, (name, count, tested) in enumerate(counts):
+            shown = name if len(name) <= width else name[: width - 1] + "…"
+            share = f"{count / train['examples']:.2%}"
+            yield f"{number:>5}  {shown:<{width}}  {count:>8,}{share:>8}{tested:>10,}"
 
 
 def mosaic(images: ImageSet, classes: IntArray, *, columns: int = 10) -> NDArray[Any]:
