@@ -106,7 +106,7 @@ class SampledSoftmaxLoss(MarginModule):
     Args:
         q: the distribution of the negatives.
         num_sampled: m.
-        margin: as in the function, like class_weight, ignore_index, reduction, sparse and generator.
+        margin: as in the function, like class_weight, ignore_index, reduction, sparse, generator.
         dtype: as in `LossOptions`.
 
     Attributes:
