@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -158,11 +158,11 @@ def read_prior(
             "the numbers of training examples per class are needed: pass --counts 900,90,10, "
             "--counts FILE or --train-labels FILE."
         )
-    return prior_of_counts(numbers, source=source, smoothing=smoothing, label=found.label)
+    return prior_of_counts(numbers, source=source, smoothing=smoothing, class_names=names)
 
 
 def prior_of_counts(
-    counts: Any, *, source: str, smoothing: float, label: Callable[[int], str] = str
+    counts: Any, *, source: str, smoothing: float, class_names: Sequence[str] | None
 ) -> ClassPrior:
     """Return the prior of counts, one per class; `source` is the option that they came from."""
     import numpy as np
@@ -173,7 +173,7 @@ def prior_of_counts(
 
     counts = np.asarray(counts)
     if not smoothing and counts.ndim == 1 and counts.any() and np.any(counts == 0):
-        never = _checks.listing(label(int(k)) for k in np.flatnonzero(counts == 0))
+        never = _checks.listing(_label(class_names, int(k)) for k in np.flatnonzero(counts == 0))
         raise InputError(
             f"{source}: class(es) {never} have no training examples, so log π is infinite; pass "
             f"--smoothing 1 to count one more example of every class."
@@ -184,9 +184,9 @@ def prior_of_counts(
         raise InputError(f"{source}: {error}") from error
 
 
-def label_of(class_names: Sequence[str] | None) -> Callable[[int], str]:
+def _label(class_names: Sequence[str] | None, index: int) -> str:
     """Return what a class is called in messages: its name, or without names its number."""
-    return str if class_names is None else class_names.__getitem__
+    return str(index) if class_names is None else class_names[index]
 
 
 def above_zero(numbers: Any, source: str, class_names: Sequence[str] | None) -> Any:
@@ -200,15 +200,13 @@ def above_zero(numbers: Any, source: str, class_names: Sequence[str] | None) -> 
     if len(bad):
         raise InputError(
             f"{source} must be finite and above zero for every class, but class "
-            f"{label_of(class_names)(int(bad[0]))} has {numbers[bad[0]]:g}."
+            f"{_label(class_names, int(bad[0]))} has {numbers[bad[0]]:g}."
         )
     return numbers
 
 
-def read_target(text: str, width: int, class_names: Sequence[str] | None) -> ClassPrior | None:
-    """Return the class frequencies that --target names; None for all alike."""
-    if text == "balanced":
-        return None
+def read_target(text: str, width: int, class_names: Sequence[str] | None) -> ClassPrior:
+    """Return the class frequencies that --target names."""
     from longtail.predictions.labels import read_numbers
     from longtail.priors import ClassPrior
 

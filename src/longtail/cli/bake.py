@@ -17,7 +17,6 @@ from longtail.cli._inputs import (
     SmoothingOption,
     TrainLabelsOption,
     above_zero,
-    label_of,
     prior_of_counts,
     read_target,
     trained_plainly,
@@ -162,7 +161,7 @@ def bake(
         else:
             names = None if classes is None else read_class_names(classes)
             found = _prior(run, counts, train_labels, prior, names, smoothing)
-            width = found.num_classes
+            width = len(found.probs)
             if strength >= LEAST_AGAIN and np.ptp(found.probs) > 0:
                 plain = tau_from is not None  # held-out data are right for whatever training
                 if run is not None:
@@ -174,7 +173,7 @@ def bake(
             library.bake_logit_adjustment(
                 model,
                 found,
-                target_prior=read_target(target, width, names),
+                target_prior=None if target == "balanced" else read_target(target, width, names),
                 costs=None if costs is None else _positive("--costs", costs, width, names),
                 **common,
             )
@@ -272,7 +271,7 @@ def _prior(
             "the numbers of training examples per class are needed: pass --counts 900,90,10, "
             "--counts FILE, --train-labels FILE or --prior FILE."
         )
-    return prior_of_counts(numbers, source=source, smoothing=smoothing, label=label_of(names))
+    return prior_of_counts(numbers, source=source, smoothing=smoothing, class_names=names)
 
 
 def _positive(source: str, text: str, width: int | None, names: list[str] | None) -> Any:
