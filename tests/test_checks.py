@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import ClassPrior, InputError, adjust_logits, metrics
+from longtail import ClassPrior, InputError, _checks, adjust_logits, metrics
 from longtail.losses import LogitAdjustedLoss, logit_adjusted_loss
 from longtail.posthoc import log_probs
 from longtail.shift import effective_prior, estimate_prior, fit_bias_corrected_temperature
@@ -47,6 +47,19 @@ def test_rough_probabilities_are_taken_where_probabilities_are_wanted(caller, dt
     np.testing.assert_allclose(WANT_PROBS[caller](ROUGH[dtype]), WANT_PROBS[caller](PROBS), 0.05)
 
 
+@pytest.mark.parametrize("make", [ClassPrior.from_probs, ClassPrior])
+@pytest.mark.parametrize("dtype", ROUGH)
+def test_a_rough_mean_of_probabilities_is_a_prior(make, dtype):
+    prior = make(_checks.as_numpy(ROUGH[dtype]).mean(0))
+    np.testing.assert_allclose(prior.probs, PROBS.mean(0), 0.02)
+    assert prior.probs.sum() == pytest.approx(1, abs=1e-15)
+
+
+def test_a_mean_that_is_off_by_more_than_rounding_is_refused():
+    with pytest.raises(InputError, match="must sum to 1"):
+        ClassPrior.from_probs(PROBS.mean(0) * 0.99)
+
+
 def test_rows_that_are_off_by_more_than_rounding_are_no_probabilities():
     off = (PROBS * 1.006).clamp(max=1.0).float()
     for call in WANT_LOGITS.values():
@@ -54,6 +67,15 @@ def test_rows_that_are_off_by_more_than_rounding_are_no_probabilities():
     for call in WANT_PROBS.values():
         with pytest.raises(InputError, match="must sum to 1"):
             call(off)
+
+
+def test_a_probability_may_exceed_1_by_rounding_alone():
+    certain = np.nextafter(np.float32(1), np.float32(2))
+    assert certain > 1
+    prior = effective_prior(np.array([[certain, 0.0], [0.5, 0.5]], dtype=np.float32))
+    np.testing.assert_allclose(prior.probs, [0.75, 0.25], rtol=1e-6)
+    with pytest.raises(InputError, match=r"must lie in \[0, 1\], but 1\.00001 occurs"):
+        effective_prior(np.array([[1.00001, 0.0], [0.5, 0.5]]))
 
 
 @pytest.mark.parametrize("caller", [name for name in WANT_LOGITS if name != "evaluate"])
@@ -65,6 +87,16 @@ def test_probabilities_with_zeros_get_there_by_the_messages(caller):
         WANT_LOGITS[caller](np.log(probs))
     assert "longtail.posthoc.log_probs(probs)" in str(refused.value)
     WANT_LOGITS[caller](log_probs(probs))
+
+
+@pytest.mark.parametrize("caller", WANT_PROBS)
+def test_rounded_probabilities_get_there_by_the_message(caller):
+    rounded = PROBS.numpy().round(2)
+    with pytest.raises(
+        InputError, match=r"such rows\); if they were only rounded, divide each row"
+    ):
+        WANT_PROBS[caller](rounded)
+    WANT_PROBS[caller](rounded / rounded.sum(axis=1, keepdims=True))
 
 
 TWO = ClassPrior.from_counts([900, 100])
@@ -88,3 +120,9 @@ def test_one_score_of_two_classes_gets_there_by_the_message(caller):
     advice = str(refused.value).split("d / 2, as ")[1].removesuffix(" makes them.")
     assert "num_classes" not in str(refused.value)
     ONE_SCORE[caller](eval(advice, {"numpy": np, "d": d}))
+
+
+def test_a_listing_shows_the_first_and_counts_the_rest():
+    assert _checks.listing(iter([])) == ""
+    assert _checks.listing([3, 7, 9], most=3) == "3, 7, 9"
+    assert _checks.listing(iter([3, 7, 9, 1]), most=3) == "3, 7, 9 and 1 more"

@@ -1,6 +1,8 @@
 """Metrics against slow loops, scikit-learn and torchmetrics; bad input; shards and weights."""
 
+import dataclasses
 import functools
+import itertools
 import json
 import logging
 import math
@@ -238,6 +240,37 @@ def test_shards_add_up(seed, parts):
         assert getattr(sum(pieces), name) == pytest.approx(getattr(whole, name)), name
 
 
+def test_results_of_different_problems_do_not_add():
+    two, three = (
+        metrics.per_class_error([0, 1], [0, 1]),
+        metrics.per_class_error([0, 1, 2], [0] * 3),
+    )
+    with pytest.raises(InputError, match="only results of the same classes"):
+        two + three
+    coarse, fine = (score("reliability")([0, 1], np.eye(2) * 2, bins=b) for b in (5, 10))
+    with pytest.raises(InputError, match="differ in `edges`"):
+        coarse + fine
+    with pytest.raises(TypeError):
+        two + coarse
+
+
+def test_evaluations_with_other_groups_do_not_add():
+    # Equal priors of other numbers of examples: many, or few.
+    counts = [200, 200], [10, 10]
+    many, few = (
+        metrics.evaluate([0, 1], [[2.0, 0.0], [3.0, 1.0]], prior=ClassPrior.from_counts(n))
+        for n in counts
+    )
+    assert many.prior == few.prior
+    unknown = dataclasses.replace(many, prior=ClassPrior.from_probs([0.5, 0.5]))
+    for one, other in itertools.permutations([many, few, unknown], 2):
+        with pytest.raises(InputError, match="the two Evaluation differ in `prior`"):
+            one + other
+    weights = dataclasses.replace(many, prior=ClassPrior.from_weights([200.0, 200.0]))
+    for one, other in [(many, many), (many, weights), (unknown, unknown)]:
+        assert (one + other).prior is one.prior
+
+
 def test_chunks_of_a_memory_map_change_nothing(tmp_path, monkeypatch):
     target, logits = problem(11, examples=101, classes=7)
     np.save(tmp_path / "logits.npy", logits.astype(np.float32))
@@ -300,11 +333,12 @@ def test_a_class_without_examples_is_named_or_skipped_with_a_word(caplog):
 def test_names_are_numbered_as_scikit_learn_numbers_them():
     """A class that is never predicted must not move the others' numbers."""
     target, predictions = ["cat"] * 50 + ["dog"] * 30 + ["emu"] * 20, ["cat"] * 80 + ["emu"] * 20
-    assert metrics.balanced_error(target, predictions) == pytest.approx(1 / 3)
-    np.testing.assert_array_equal(
-        metrics.confusion_matrix(target, predictions),
-        reference.confusion_matrix(target, predictions),
-    )
+    for kind in (list, np.array, lambda names: np.array(names, dtype=object)):
+        given = kind(target), kind(predictions)
+        assert metrics.balanced_error(*given) == pytest.approx(1 / 3)
+        np.testing.assert_array_equal(
+            metrics.confusion_matrix(*given), reference.confusion_matrix(*given)
+        )
     logits = 2 * np.eye(3)[np.unique(predictions, return_inverse=True)[1] * 2]
     assert metrics.evaluate(target, logits).balanced_error == pytest.approx(1 / 3)
     with pytest.raises(InputError, match="names and others numbers; number all arrays by one"):
@@ -321,11 +355,17 @@ PROBS = {"inputs": "probs"}
     [
         ([0, 1], [[0.5, 0.2], [-np.inf, 0.0]], {}, "must be finite, but row 1, column 0 is -inf"),
         ([0, 2], TWO, {}, r"`target` must lie in 0 \.\. 1, but 2 occurs"),
+        ([0, -1], TWO, {}, r"`target` must lie in .* but -1 occurs"),
         ([0.0, 1.0], TWO, {}, "must be integer class labels; their dtype is float64"),
+        (["a", "a"], TWO, {}, "1 names occur among the labels, 'a', but there are 2 classes"),
         ([], TWO, {}, "`target` is empty"),
+        ([[0], [1]], TWO, {}, "`target` must be one-dimensional"),
         ([0, 1, 1], TWO, {}, "has 2 rows but there are 3 labels"),
+        ([0, 0], [[0], [1]], {}, "one column per class, at least two"),
         ([0, 1], TWO, {"missing": "drop"}, "`missing` must be one of 'error', 'skip'; got 'drop'"),
+        ([0, 1], TWO, {"sample_weight": [1.0]}, "must have one value per example, 2; it has 1"),
         ([0, 1], TWO, {"sample_weight": [1, -1]}, "not negative, but example 1 has -1"),
+        ([0, 1], TWO, {"sample_weight": [0, 0]}, "zero for every example"),
     ],
 )
 def test_bad_input_of_errors(function, target, logits, options, message):
@@ -338,7 +378,9 @@ def test_bad_input_of_errors(function, target, logits, options, message):
     [
         ([0, 1], [0, 2], {"num_classes": 2}, r"`predictions` must lie in 0 \.\. 1, but 2 occurs"),
         ([0, 1], [0.2, 0.9], {}, "`predictions` must be integer class labels.*float64"),
+        ([0, 1], TWO, {"num_classes": 3}, "`num_classes` is 3 but `predictions` has 2 columns"),
         ([0, 100_000], [0, 1], {}, "but 100000 occurs among 2 .* look like ids"),
+        ([0, 1], [0, 10**9], {}, "but 1000000000 occurs among 2 .* look like ids"),
     ],
 )
 def test_bad_predicted_labels(target, predictions, options, message):
@@ -352,13 +394,26 @@ def test_bad_predicted_labels(target, predictions, options, message):
     [
         ([0, 1], {}, r"must have shape \(examples, classes\)"),
         ([[70.0, 30.0], [45.0, 55.0]], PROBS, "but 70 occurs; these look like percentages: divide"),
+        ([[1.0, -1e-9], [0.4, 0.6]], PROBS, "but -1e-09 occurs; if that is a rounding error of 0"),
         (TWO, PROBS, r"must lie in \[0, 1\].*these look like logits"),
         ([[0.9, 0.1], [0.2, 0.8]], {}, "look like probabilities; pass inputs='probs'"),
         ([[0.9, 0.1], [0.1, 0.4]], PROBS, r"must sum to 1, but row 1 sums to 0\.5"),
+        (TWO, {"inputs": "p"}, "`inputs` must be one of 'logits', 'probs'; got 'p'"),
+        (TWO, {"bins": 0}, "`bins` must be a whole number, at least 1; got 0"),
         (TWO, {"prior": THREE}, "prior` has 3 classes but the logits have 2 columns"),
+        (np.eye(2), {"prior": THREE, **PROBS}, "prior` has 3 classes but `probs` has 2 columns"),
         (TWO, {"prior": ClassPrior.uniform(2)}, "made from probabilities"),
     ],
 )
 def test_bad_input_of_evaluate(logits, options, message):
     with pytest.raises(InputError, match=message):
         metrics.evaluate([0, 1], logits, **options)
+
+
+def test_bad_input_of_group_error():
+    with pytest.raises(InputError, match="`prior` must be a ClassPrior; got list"):
+        metrics.group_error([0, 1], [0, 1], [5, 5])
+    with pytest.raises(InputError, match=r"prior` has 3 classes but the logits have 2 columns"):
+        metrics.group_error([0, 1], np.eye(2), THREE)
+    with pytest.raises(InputError, match="`name` must be one of 'many', 'medium', 'few'"):
+        metrics.group_error([0, 1, 2], [0, 1, 2], THREE)["head"]

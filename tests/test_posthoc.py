@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 import warnings
 
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
-from sklearn.naive_bayes import GaussianNB
+from sklearn.model_selection import GridSearchCV
+from sklearn.naive_bayes import GaussianNB, MultinomialNB
 from sklearn.pipeline import Pipeline
 
 import longtail
@@ -69,6 +73,29 @@ def test_adjust_logits_is_equation_9(tau, q, costs):
     if q is not BY_ROW:
         vector = adjustment(PRIOR, tau=tau, target_prior=q, costs=costs)
         np.testing.assert_array_equal(got, logits + vector)
+
+
+def test_rows_of_one_target_prior_are_that_prior_and_each_row_is_its_own():
+    logits, rows = random_logits((2, 4, 3)), np.tile(TARGET.probs, (2, 4, 1))
+    one = adjust_logits(logits, PRIOR, tau=1.5, target_prior=TARGET)
+    np.testing.assert_allclose(adjust_logits(logits, PRIOR, tau=1.5, target_prior=7 * rows), one)
+    mixed = adjust_logits(random_logits(), PRIOR, target_prior=BY_ROW.tolist())
+    for i in range(5):
+        alone = adjust_logits(
+            random_logits()[i], PRIOR, target_prior=ClassPrior.from_weights(BY_ROW[i])
+        )
+        np.testing.assert_allclose(mixed[i], alone)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("rows", ["numpy", "torch", "jax"])
+def test_target_priors_by_row_of_every_library(library, rows):
+    make = {"numpy": np.float32, "torch": lambda a: torch.tensor(a).float(), "jax": jnp.asarray}
+    wanted = adjust_logits(random_logits(), PRIOR, tau=0.7, target_prior=BY_ROW)
+    logits, q = make[library](random_logits()), make[rows](BY_ROW)
+    got = adjust_logits(logits, PRIOR, tau=0.7, target_prior=q)
+    assert (type(got), got.dtype) == (type(logits), logits.dtype)
+    np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-5)
 
 
 def test_target_priors_by_row_may_be_traced():
@@ -219,6 +246,32 @@ def test_torch_compile_in_one_graph(dtype):
         del prior
 
 
+def test_torch_compile_sees_a_changed_array():
+    # Arrays are not baked into the graph as immutable priors are.
+    norms = NORMS.copy()
+    compiled = torch.compile(
+        lambda f: adjust_logits(normalize_weights(f, norms=norms), PRIOR, costs=norms),
+        backend="aot_eager",
+    )
+    logits = torch.tensor(random_logits())
+    first = compiled(logits)
+    norms *= 2
+    wanted = adjust_logits(normalize_weights(logits, norms=norms), PRIOR, costs=norms)
+    torch.testing.assert_close(compiled(logits), wanted)
+    assert not torch.equal(first, wanted)
+
+
+@pytest.mark.parametrize("half", [np.float16, lambda f: torch.tensor(f).half(), jnp.float16])
+def test_factors_that_float16_cannot_hold_are_refused(half):
+    # Times its largest 1/π, 2000, a logit of 33 is beyond float16.
+    steep = ClassPrior.from_counts([10_000, 9_990, 10])
+    for options in ({"norms": steep}, {"norms": 1 / steep.probs, "tau": -1.0}):
+        with pytest.raises(InputError, match=r"logits by up to 2000, .*convert them to float32"):
+            normalize_weights(half(random_logits()), **options)
+    got = normalize_weights(half(np.array([64.0, 0.0, 0.0])), norms=[1 / 1023, 1.0, 1.0])
+    np.testing.assert_array_equal(np.asarray(got), np.array([65472.0, 0.0, 0.0], dtype=np.float16))
+
+
 def test_any_leading_shape_and_lists():
     for shape in [(3,), (0, 3), (2, 5, 7, 3)]:
         assert adjust_logits(np.zeros(shape), PRIOR).shape == shape
@@ -253,6 +306,17 @@ def test_probabilities_are_refused(caller, probs):
     message = r"every row of `logits` lies in .0, 1.*longtail.posthoc.log_probs\(probs\)"
     with pytest.raises(InputError, match=message):
         TAKE_LOGITS[caller](probs)
+
+
+@pytest.mark.parametrize("caller", TAKE_LOGITS)
+@pytest.mark.parametrize("row", [PROBS[0], torch.tensor(PROBS[:1])], ids=str)
+def test_one_row_like_probabilities_may_be_chance(caller, row):
+    with pytest.warns(UserWarning, match="the row of `logits`.*logarithm") as caught:
+        result = TAKE_LOGITS[caller](row)
+    assert caught[0].filename == __file__
+    row = np.asarray(row)
+    wanted = row - PRIOR.log_probs if caller == "adjust_logits" else row / 2
+    np.testing.assert_allclose(result, wanted)
 
 
 @pytest.mark.parametrize("caller", TAKE_LOGITS)
@@ -321,9 +385,15 @@ UNIFORM_4 = ClassPrior.uniform(4)
             "the classes must be the last axis: moveaxis(logits, 1, -1).",
         ),
         (lambda: adjust_logits(Z.astype(int), PRIOR), "`logits` must be floating point"),
+        (lambda: adjust_logits(np.float64(1.0), PRIOR), "got a single float64"),
         (lambda: adjust_logits(Z, [0.9, 0.05, 0.05]), "`prior` must be a ClassPrior; got list"),
+        (lambda: adjust_logits(PRIOR, Z), "got a single ClassPrior"),
         (lambda: adjust_logits(Z, PRIOR, tau=np.nan), "`tau` must be finite; got nan"),
         (lambda: adjust_logits(Z, PRIOR, target_prior=UNIFORM_4), "`target_prior` has 4 classes"),
+        (
+            lambda: adjust_logits(Z, PRIOR, target_prior=[0.5, 0.3, 0.2]),
+            "be a ClassPrior; got list",
+        ),
         (
             lambda: adjust_logits(Z, PRIOR, target_prior=np.ones((3, 3))),
             "one row of class frequencies for each row of the logits, shape (2, 3); its shape is",
@@ -332,11 +402,25 @@ UNIFORM_4 = ClassPrior.uniform(4)
             lambda: adjust_logits(Z, PRIOR, target_prior=[[1, 1, 1], [1, 0, 1]]),
             "`target_prior` must be positive, but row 1 has 0; give classes that do not occur",
         ),
+        (
+            lambda: adjust_logits(Z, PRIOR, target_prior=[[1, np.nan, 1], [1, 1, 1]]),
+            "`target_prior` must be positive, but row 0 has nan",
+        ),
         (lambda: adjust_logits(Z, PRIOR, costs=[1, -1, 1]), "above zero, but class 1 has -1"),
+        (lambda: adjust_logits(Z, PRIOR, trained_with="ldam"), "`trained_with` must be the Margin"),
+        (lambda: normalize_weights(Z, norms=[1.0, 0.0, 1.0]), "`norms` must be finite and above"),
         (lambda: normalize_weights(Z, norms=None), "weight normalization needs `norms`"),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias_mode="keep"),
             "bias_mode='keep' needs `bias`, the last layer's bias, shape (3,)",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=NORMS, bias=[1.0, np.nan, 0.0], bias_mode="drop"),
+            "`bias` must be finite",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=NORMS, bias_mode="ignore"),
+            "`bias_mode` must be one of 'scale', 'keep', 'drop'; got 'ignore'",
         ),
         (lambda: scale_temperature(Z, temperature=0.0), "`temperature` must be above zero; got 0"),
     ],
@@ -344,6 +428,20 @@ UNIFORM_4 = ClassPrior.uniform(4)
 def test_bad_input(call, message):
     with pytest.raises(InputError, match=re.escape(message)):
         call()
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda prior: pickle.loads(pickle.dumps(prior))]
+)
+def test_a_copied_prior_adjusts_as_the_first(again):
+    prior = again(ClassPrior.from_counts([8, 1, 1]))
+    assert prior.counts.tolist() == [8, 1, 1]
+    np.testing.assert_array_equal(
+        adjust_logits(np.zeros((1, 3)), prior)[0], -ClassPrior.from_counts([8, 1, 1]).log_probs
+    )
+    for array in (prior.probs, prior.counts, prior.log_probs):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
 
 
 # --- adjusting twice: losses --------------------------------------------------------------
@@ -355,6 +453,7 @@ def test_bad_input(call, message):
         margins.logit_adjusted(PRIOR),
         margins.consistent(PRIOR, delta=[1.0, 2.0, 3.0]),
         margins.class_balanced(ClassPrior.from_counts([5000, 500, 50])),  # nearly all of it
+        margins.logit_adjusted(PRIOR, tau=2.0),  # and more than that
     ],
     ids=lambda m: m.name,
 )
@@ -371,12 +470,20 @@ def test_adjusting_twice_warns(margin):
 
 @pytest.mark.parametrize(
     ("by_loss", "asked", "little"),
-    [(0.5, 1.0, False), (0.51, 1.0, True), (0.5, 2.0, False), (0.8, 0.5, True)],
+    [
+        (0.5, 1.0, False),  # just half
+        (0.51, 1.0, True),
+        (0.5, 2.0, False),  # what is above 1 no loss does
+        (0.7, 0.5, False),
+        (0.8, 0.5, True),
+    ],
 )
-def test_little_is_left_below_half_of_what_is_asked_for(by_loss, asked, little):
-    residual = -(1 - by_loss) * PRIOR.log_probs
+@pytest.mark.parametrize("precision", [np.float32, np.float64])
+def test_little_is_left_below_half_of_what_is_asked_for(by_loss, asked, little, precision):
+    residual = (-(1 - by_loss) * PRIOR.log_probs).astype(precision)
     assert tau_left(residual, PRIOR) == pytest.approx(1 - by_loss, abs=1e-6)
     assert leaves_little(residual, PRIOR, tau=asked) is little
+    assert not leaves_little(residual, ClassPrior.uniform(3), tau=asked)
     if little:
         margin = margins.logit_adjusted(PRIOR, tau=by_loss)
         with pytest.warns(AdjustedTwiceWarning, match=f"take tau = {1 - by_loss:.1f}, or what"):
@@ -432,9 +539,15 @@ WEIGHTED = LogisticRegression(class_weight="balanced")
         (WEIGHTED, "LogisticRegression weighs classes itself (class_weight='balanced')"),
         (Pipeline([("a", "passthrough"), ("b", WEIGHTED)]), "class_weight='balanced'"),
         (FrozenEstimator(WEIGHTED), "class_weight='balanced'"),
+        (GridSearchCV(WEIGHTED, {"C": [1.0]}), "class_weight='balanced'"),
+        (VotingClassifier([("a", LogisticRegression()), ("b", WEIGHTED)]), "class_weight"),
+        (BaggingClassifier(WEIGHTED, n_estimators=2), "class_weight='balanced'"),
+        (StackingClassifier([("a", LogisticRegression())], WEIGHTED), "class_weight"),
         (LogisticRegression(class_weight={2: 9.0}), "class_weight={2: 9.0}"),
         (GaussianNB(priors=[0.4, 0.3, 0.3]), "GaussianNB is told more even class frequencies"),
+        (MultinomialNB(fit_prior=False), "MultinomialNB is told more even class frequencies"),
         (Settings(auto_class_weights="Balanced"), "auto_class_weights='Balanced'"),
+        (Settings(class_weights=[1, 2, 3]), "class_weights=[1, 2, 3]"),
         (Settings(is_unbalance=True), "is_unbalance=True"),
         (Pipeline([("a", Sampler()), ("b", LogisticRegression())]), "Sampler resamples"),
         (BalancedForest(), "BalancedForest resamples the classes"),
@@ -447,3 +560,29 @@ def test_what_favours_rare_classes_already_is_seen(model, said):
     assert said in adjusted_twice(model, PRIOR)
     assert adjusted_twice(model, PRIOR, tau=0.4) is None
     assert adjusted_twice(model, ClassPrior.uniform(3)) is None
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogisticRegression(),
+        CalibratedClassifierCV(WEIGHTED, cv=2),  # learns the frequencies again
+        LogisticRegression(class_weight={0: 2.0, 1: 2.0, 2: 2.0}),
+        LogisticRegression(class_weight={0: 1.0, 1: 1.0}),  # the third weighs 1, too
+        GaussianNB(priors=[0.89, 0.1, 0.01]),
+        Settings(auto_class_weights="None", class_weights=None, is_unbalance=False),
+        object(),
+    ],
+)
+def test_what_favours_nothing_is_left_alone(model):
+    assert adjusted_twice(model.fit(X, Y) if hasattr(model, "fit") else model, PRIOR) is None
+
+
+@pytest.mark.parametrize(
+    ("weight", "rare", "twice"),
+    [(9.0, 1, True), (9.0, 0, False), (0.1, 0, True), (1, 1, False), (None, 1, False)],
+)
+def test_a_weight_of_positives_counts_where_they_are_rare(weight, rare, twice):
+    prior = ClassPrior.from_counts([10, 90] if rare == 0 else [90, 10])
+    found = adjusted_twice(Settings(scale_pos_weight=weight), prior)
+    assert (found is not None) == twice

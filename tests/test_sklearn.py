@@ -1,14 +1,19 @@
 """The two estimators: scikit-learn's own checks, oracles in loops, and everything they refuse."""
 
+import pickle
+
 import numpy as np
 import pytest
+from scipy import sparse
 from scipy.special import softmax
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.datasets import load_wine
 from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
-from sklearn.metrics import balanced_accuracy_score, f1_score, make_scorer
-from sklearn.model_selection import StratifiedKFold
+from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, make_scorer
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -93,6 +98,14 @@ def test_probabilities_are_the_softmax_and_predictions_its_argmax(tau):
     assert model.predict(X).tolist() == model.classes_[expected.argmax(axis=1)].tolist()
     assert model.prior_ == ClassPrior.from_counts([120, 40, 12])
     np.testing.assert_allclose(model.adjustment_, -tau * np.log(prior))
+
+
+def test_without_adjustment_the_estimator_is_itself():
+    X, y = long_tailed()
+    plain = LogisticRegression().fit(X, y)
+    for settings in ({"tau": 0.0}, {"target": "train"}):
+        model = LogitAdjustedClassifier(LogisticRegression(), **settings).fit(X, y)
+        np.testing.assert_allclose(model.predict_proba(X), plain.predict_proba(X), atol=1e-12)
 
 
 def test_two_classes_follow_the_binary_conventions():
@@ -187,14 +200,24 @@ def test_weights_of_classes_change_nothing_where_only_the_prior_is_learnt_from_t
     np.testing.assert_allclose(told, alone, atol=1e-9)
 
 
-def test_weights_of_classes_reach_the_classifier_inside():
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        make_pipeline(StandardScaler(), LogisticRegression()),
+        GridSearchCV(make_pipeline(LogisticRegression()), {"memory": [None]}, cv=2),
+    ],
+    ids=["pipeline", "search"],
+)
+def test_weights_of_classes_reach_the_classifier_inside(estimator):
     X, y = long_tailed()
-    plain, balanced = (
-        make_pipeline(StandardScaler(), LogisticRegression(class_weight=weight))
-        for weight in (None, "balanced")
-    )
-    model = LogitAdjustedClassifier(plain, tau=0.0, reweight=1.0).fit(X, y)
-    expected = balanced.fit(X, y).predict_proba(X)
+    model = LogitAdjustedClassifier(estimator, tau=0.0, reweight=1.0).fit(X, y)
+    inner = clone(estimator)
+    balanced = LogisticRegression(class_weight="balanced")
+    if isinstance(inner, GridSearchCV):
+        inner.estimator.steps[-1] = ("logisticregression", balanced)
+    else:
+        inner.steps[-1] = ("logisticregression", balanced)
+    expected = inner.fit(X, y).predict_proba(X)
     np.testing.assert_allclose(model.estimator_.predict_proba(X), expected, atol=1e-6)
 
 
@@ -295,6 +318,14 @@ def test_tau_is_the_exact_maximiser_of_the_pooled_balanced_accuracy():
     np.testing.assert_allclose(model.predict_proba(X), fixed.predict_proba(X), atol=1e-12)
 
 
+def test_votes_that_are_equal_make_no_tau_better_than_the_chosen_one():
+    for seed in range(3):
+        X, y = long_tailed(sizes=(40, 38, 36), seed=seed)
+        model = LogitAdjustedClassifierCV(KNeighborsClassifier(2)).fit(X, y)
+        assert model.best_score_ >= 1 - model.tau_curve_.exact(0.0) - 1e-12
+        assert model.best_score_ == pytest.approx(1 - model.tau_curve_.exact(model.best_tau_))
+
+
 def test_a_grid_restricts_the_exact_choice():
     X, y = long_tailed(sizes=(60, 20, 6))
     grid = [2.0, 0.25, 0.5]
@@ -362,13 +393,14 @@ def macro_f1_of_the_first_half(estimator, X, y):
     ("scoring", "score"),
     [
         ("f1_macro", lambda y, model, X: f1_score(y, model.predict(X), average="macro")),
+        ("neg_log_loss", lambda y, model, X: -log_loss(y, model.predict_proba(X))),
         (
             make_scorer(balanced_accuracy_score),
             lambda y, m, X: balanced_accuracy_score(y, m.predict(X)),
         ),
         (macro_f1_of_the_first_half, lambda y, m, X: macro_f1_of_the_first_half(m, X, y)),
     ],
-    ids=["f1_macro", "scorer", "callable on some rows"],
+    ids=["f1_macro", "neg_log_loss", "scorer", "callable on some rows"],
 )
 def test_other_scores_are_averaged_over_the_splits_on_a_grid(scoring, score):
     X, y = long_tailed(sizes=(60, 20, 10))
@@ -441,12 +473,17 @@ def test_the_effective_prior_of_folds_is_the_mean_held_out_prediction():
 
 
 @pytest.mark.slow
-def test_two_jobs_find_what_one_finds():
+def test_many_jobs_find_what_one_finds():
     X, y = long_tailed()
     one, two = (
         LogitAdjustedClassifierCV(GaussianNB(), n_jobs=jobs).fit(X, y) for jobs in (None, 2)
     )
     assert one.best_tau_ == two.best_tau_
+    fitted = GaussianNB().fit(*long_tailed(1))
+    tuned = LogitAdjustedClassifierCV(fitted, cv="prefit", refit=False, n_jobs=2).fit(X, y)
+    assert tuned.estimator_ is fitted
+    model = LogitAdjustedClassifierCV(GaussianNB(), prior="effective", n_jobs=2).fit(X, y)
+    assert model.prior_.num_classes == 3
 
 
 # ------------------------------------------------------------------ sample weights
@@ -482,6 +519,75 @@ def test_a_class_without_weight_is_absent():
     model = LogitAdjustedClassifier(GaussianNB()).fit(X, y, sample_weight=(y != 2).astype(float))
     assert model.classes_.tolist() == [0, 1]
     assert model.predict_proba(X).shape == (len(y), 2)
+
+
+# ------------------------------------------------------------------ in scikit-learn's company
+
+
+def test_pipelines_work_inside_and_outside():
+    X, y = load_wine(return_X_y=True)
+    inside = LogitAdjustedClassifier(make_pipeline(StandardScaler(), GaussianNB())).fit(X, y)
+    outside = make_pipeline(StandardScaler(), LogitAdjustedClassifier(GaussianNB())).fit(X, y)
+    np.testing.assert_allclose(inside.predict_proba(X), outside.predict_proba(X), atol=1e-12)
+    weight = np.where(y == 0, 2.0, 1.0)
+    outside.fit(X, y, logitadjustedclassifier__sample_weight=weight)
+    assert outside[-1].prior_.counts.tolist() == [118, 71, 48]
+
+
+def test_grid_search_reaches_tau_and_the_inner_estimator():
+    X, y = long_tailed()
+    search = GridSearchCV(
+        LogitAdjustedClassifier(LogisticRegression()),
+        {"tau": [0.0, 1.0], "estimator__C": [0.1, 1.0], "target": ["balanced", "train"]},
+        scoring="balanced_accuracy",
+        cv=3,
+        error_score="raise",
+    ).fit(X, y)
+    assert search.best_params_["tau"] == 1.0
+    assert search.best_params_["target"] == "balanced"
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_clones_and_pickles(kind):
+    X, y = long_tailed()
+    prior = ClassPrior.from_counts([9, 3, 1])
+    model = kind(LogisticRegression(C=0.5), prior=prior, response_method="predict_proba")
+    again = clone(model)
+    assert again.get_params()["estimator__C"] == 0.5
+    assert again.prior == prior
+    model.fit(X, y)
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(model)).predict_proba(X), model.predict_proba(X)
+    )
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_frames_and_sparse_matrices_pass_through(kind):
+    pandas = pytest.importorskip("pandas")
+    X, y = long_tailed()
+    frame = pandas.DataFrame(X, columns=list("abcd"))
+    labels = pandas.Series(np.array(["x", "y", "z"])[y], index=np.arange(len(y)) + 7)
+    model = kind(LogisticRegression()).fit(frame, labels)
+    assert model.feature_names_in_.tolist() == list("abcd")
+    assert model.n_features_in_ == 4
+    dense = kind(LogisticRegression()).fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(frame), dense.predict_proba(X), atol=1e-9)
+    for container in (sparse.csr_matrix, sparse.csr_array):
+        thin = kind(LogisticRegression()).fit(container(X), y)
+        np.testing.assert_allclose(
+            thin.predict_proba(container(X)), dense.predict_proba(X), atol=1e-3
+        )
+
+
+@pytest.mark.filterwarnings("ignore::longtail.sklearn.FixedTauOnMarginsWarning")
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_precomputed_kernel_is_cut_on_both_sides(kind):
+    X, y = long_tailed()
+    direct = kind(SVC(kernel="linear")).fit(X, y)
+    kernel = kind(SVC(kernel="precomputed")).fit(X @ X.T, y)
+    np.testing.assert_allclose(
+        kernel.decision_function(X @ X.T), direct.decision_function(X), atol=1e-6
+    )
 
 
 # ------------------------------------------------------------------ prefit
@@ -529,11 +635,15 @@ def test_prefit_refuses_what_cannot_be_meant():
 
     with pytest.raises(InputError, match="pass refit=False"):
         tune(X, y, refit=True)
+    with pytest.raises(NotFittedError):
+        tune(X, y, estimator=LogisticRegression())
     with pytest.raises(InputError, match="classes that the estimator was not trained on: 3"):
         tune(X, np.where(y == 2, 3, y))
     with pytest.raises(InputError, match=r"class\(es\) 2 of the estimator have no example there"):
         tune(X[y < 2], y[y < 2])
     prior = ClassPrior.from_counts([60, 20, 10])
+    with pytest.raises(InputError, match=r"class\(es\) 2 have none"):
+        tune(X[y < 2], y[y < 2], prior=prior)
     some = np.concatenate([np.flatnonzero(y == k)[:10] for k in range(3)])
     with pytest.raises(InputError, match="the prior is uniform, so no tau changes any prediction"):
         tune(X[some], y[some])
@@ -549,11 +659,16 @@ def test_prefit_refuses_what_cannot_be_meant():
     [
         ({"estimator": StandardScaler()}, "must have predict_proba or decision_function"),
         ({"estimator": LinearSVC(), "response_method": "predict_proba"}, "LinearSVC does not"),
+        ({"response_method": "predict"}, "`response_method` must be one of"),
+        ({"prior": "uniform"}, "`prior` must be one of 'train', 'effective'"),
         ({"prior": [0.5, 0.5]}, "`prior` must have one value per class; it has 2 values but"),
         ({"prior": [0.5, 0.3, 0.1]}, "`prior` must sum to 1"),
+        ({"target": "uniform"}, "`target` must be one of 'balanced', 'train'"),
         ({"target": {0: 0.5, 1: 0.5}, "scoring": "target"}, "lacking: 2"),
         ({"costs": [1, 2, 0], "scoring": "target"}, "class 2 has 0"),
+        ({"costs": np.ones((3, 2)), "scoring": "target"}, r"shape \(3, 3\)"),
         ({"estimator": SVC(decision_function_shape="ovo")}, "compares pairs of classes"),
+        ({"estimator": LinearSVC(), "prior": "effective"}, "scores come from decision_function"),
         ({"reweight": "half"}, "`reweight` must be a number"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:30],
@@ -571,8 +686,12 @@ def test_bad_settings_are_refused(kind, settings, message):
     [
         ({"scoring": balanced_accuracy_score}, "make_scorer"),
         ({"target": [0.6, 0.3, 0.1]}, "pass scoring='target'"),
+        ({"costs": [1, 2, 3]}, "pass scoring='target'"),
         ({"tau_grid": []}, "`tau_grid` is empty"),
+        ({"tau_grid": [0.0, np.nan]}, "`tau_grid` must be finite"),
         ({"cv": 3, "refit": False}, "`cv` makes 3; pass refit=True"),
+        ({"cv": 1.5}, "`cv` must lie in"),
+        ({"scoring": lambda estimator, X, y: np.nan}, "the scorer gave NaN"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:30],
 )
@@ -628,3 +747,44 @@ def test_a_class_without_a_vote_never_wins(estimator, tau):
         model.predict_proba(X_rest), ratio / ratio.sum(axis=1, keepdims=True), atol=1e-12
     )
     assert np.isfinite(model.predict_log_proba(X_rest)).all()
+
+
+class Rough(ClassifierMixin, BaseEstimator):
+    """Probabilities in half precision, as networks on a GPU give them."""
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+    def fit(self, X, y):
+        self.model_ = LogisticRegression().fit(X, y)
+        self.classes_ = self.model_.classes_
+        return self
+
+    def predict_proba(self, X):
+        return (self.factor * self.model_.predict_proba(X)).astype(np.float16)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_half_precision_is_taken_if_it_adds_up(kind):
+    X, y = long_tailed()
+    rough, exact = (kind(one).fit(X, y) for one in (Rough(), LogisticRegression()))
+    assert rough.predict_proba(X).dtype == np.float64
+    assert np.mean(rough.predict(X) == exact.predict(X)) > 0.9
+    with pytest.raises(InputError, match=r"`estimator.predict_proba\(X\)` must sum to 1"):
+        kind(Rough(0.9)).fit(X, y).predict(X)
+
+
+class InItsOwnOrder(Rough):
+    def fit(self, X, y):
+        super().fit(X, y)
+        self.classes_ = self.classes_[::-1]
+        return self
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_classes_in_another_order_are_refused(kind, frozen):
+    X, y = long_tailed()
+    estimator = FrozenEstimator(InItsOwnOrder().fit(X, y)) if frozen else InItsOwnOrder()
+    with pytest.raises(InputError, match=r"classes_ must be sorted.*InItsOwnOrder has 2, 1, 0"):
+        kind(estimator).fit(X, y)

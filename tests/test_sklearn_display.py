@@ -37,6 +37,17 @@ def test_an_exact_curve_is_drawn_in_steps(rows):
     pyplot.close(display.figure_)
 
 
+def test_a_grid_is_drawn_on_given_axes(rows):
+    model = LogitAdjustedClassifierCV(GaussianNB(), scoring="f1_macro", tau_grid=[0, 1, 2])
+    figure, ax = pyplot.subplots()
+    display = TauCurveDisplay.from_estimator(model.fit(*rows), ax=ax)
+    assert display.ax_ is ax
+    assert display.figure_ is figure
+    assert display.line_.get_xdata().tolist() == [0, 1, 2]
+    assert ax.get_ylabel() == "held-out f1 macro"
+    pyplot.close(figure)
+
+
 def test_only_a_fitted_choice_has_a_curve(rows):
     with pytest.raises(NotFittedError):
         TauCurveDisplay.from_estimator(LogitAdjustedClassifierCV(GaussianNB()))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn import config_context
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.ensemble import BaggingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, make_scorer
@@ -14,7 +15,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from longtail import AdjustedTwiceWarning
+from longtail import AdjustedTwiceWarning, ClassPrior, InputError
 from longtail.sklearn import (
     FewExamplesWarning,
     LogitAdjustedClassifier,
@@ -109,6 +110,49 @@ def test_parameters_of_fit_reach_the_estimator_without_metadata_routing(kind):
         kind(LogisticRegression()).fit(X, y, no_such=1)
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_weights_of_a_pipelines_last_step_reach_the_prior(kind):
+    X, y = rows()
+    weight = np.array([0.5, 1.0, 20.0])[y]
+    inner = make_pipeline(StandardScaler(), LogisticRegression())
+    model = kind(inner).fit(X, y, logisticregression__sample_weight=weight)
+    np.testing.assert_allclose(model.prior_.probs, np.bincount(y, weights=weight) / weight.sum())
+
+
+class Unfit(GaussianNB):
+    """Must not be fitted."""
+
+    def fit(self, X, y, sample_weight=None):
+        raise AssertionError("fitted before the settings were checked")
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target": "uniform"}, "`target` must be one of 'balanced', 'train'"),
+        ({"target": [0.5, 0.5]}, "`target` must have one value per class"),
+        ({"prior": {0: 0.5, 1: 0.5}}, "lacking: 2"),
+        ({"costs": [1.0, 2.0, 0.0]}, "class 2 has 0"),
+        ({"prior": "effective", "target": [0.9, 0.2, 0.1]}, "`target` must sum to 1"),
+    ],
+    ids=str,
+)
+def test_settings_are_checked_before_anything_is_fitted(kind, settings, message):
+    settings = settings if kind is LogitAdjustedClassifier else settings | {"scoring": "target"}
+    with pytest.raises(InputError, match=message):
+        kind(Unfit(), **settings).fit(*rows())
+
+
+def test_raw_counts_are_understood_as_a_prior():
+    pandas = pytest.importorskip("pandas")
+    X, y = rows()
+    names = pandas.Series(np.array(["cat", "ant", "bee"])[y])
+    for prior in (names.value_counts(), names.value_counts(normalize=True), [40, 12, 120]):
+        model = LogitAdjustedClassifier(LogisticRegression(), prior=prior).fit(X, names)
+        np.testing.assert_allclose(model.prior_.probs, np.array([40, 12, 120]) / 172)
+
+
 # ------------------------------------------------------------------ another rule, not fitted again
 
 
@@ -117,8 +161,10 @@ def test_parameters_of_fit_reach_the_estimator_without_metadata_routing(kind):
     "rule",
     [
         {"tau": 0.0},
+        {"tau": 2.0},
         {"target": [0.2, 0.3, 0.5]},
         {"target": "train", "costs": [1.0, 2.0, 5.0]},
+        {"costs": 1.0 - np.eye(3)},
     ],
     ids=str,
 )
@@ -140,6 +186,16 @@ def test_a_fitted_model_takes_another_rule(kind, rule):
     np.testing.assert_allclose(other.retarget(**rule).predict_proba(X), other.predict_proba(X))
 
 
+def test_a_rule_keeps_what_is_not_said():
+    X, y = rows()
+    model = LogitAdjustedClassifier(GaussianNB(), tau=0.7, costs=[1.0, 2.0, 3.0]).fit(X, y)
+    np.testing.assert_array_equal(model.retarget().predict(X), model.predict(X))
+    without = LogitAdjustedClassifier(GaussianNB(), tau=0.7).fit(X, y)
+    np.testing.assert_array_equal(model.retarget(costs=None).predict(X), without.predict(X))
+    with pytest.raises(InputError, match="`target` must be one of"):
+        model.retarget(target="uniform")
+
+
 # ------------------------------------------------------------------ what is known of the choice
 
 
@@ -150,8 +206,13 @@ def test_the_choice_comes_with_its_interval():
         model = LogitAdjustedClassifierCV(LogisticRegression()).fit(X, y)
     low, high = model.best_tau_interval_
     assert low < model.best_tau_ < high
+    text = repr(model.tau_curve_)
+    assert "\n" not in text
+    assert len(text) < 100
+    assert f"tau={model.best_tau_:.3g}, interval=({low:.3g}, {high:.3g})" in text
     grid = LogitAdjustedClassifierCV(LogisticRegression(), scoring="f1_macro").fit(X, y)
     assert grid.best_tau_interval_ is None
+    assert repr(grid.tau_curve_).endswith("points=81)")
     exact = LogitAdjustedClassifierCV(LogisticRegression(), select="minimum").fit(X, y)
     assert exact.best_tau_ == model.tau_curve_.exact.minimizer()[0]
     assert exact.best_score_ >= model.best_score_
@@ -179,6 +240,19 @@ def test_imbalanced_learn_itself():
     ):
         with pytest.warns(AdjustedTwiceWarning):
             LogitAdjustedClassifier(estimator).fit(X, y)
+
+
+def test_catboost_itself():
+    catboost = pytest.importorskip("catboost")
+    X, y = rows()
+    settings = {"iterations": 5, "verbose": 0, "allow_writing_files": False}
+    weighted = catboost.CatBoostClassifier(auto_class_weights="Balanced", **settings)
+    with pytest.warns(AdjustedTwiceWarning, match="auto_class_weights"):
+        LogitAdjustedClassifier(weighted).fit(X, y)
+    booster = catboost.CatBoostClassifier(**settings).fit(X, y)
+    fresh, labels = rows(seed=1)
+    model = LogitAdjustedClassifierCV(FrozenEstimator(booster), prior=ClassPrior.from_labels(y))
+    assert model.fit(fresh, labels).predict(fresh).shape == labels.shape
 
 
 # ------------------------------------------------------------------ metadata routing
@@ -210,15 +284,18 @@ def logistic(asks):
     [
         (logistic("w"), "w", True),
         (make_pipeline(scaler(), logistic("w")), "w", True),
+        (make_pipeline(scaler(), make_pipeline(scaler(), logistic("w"))), "w", True),
         (
             GridSearchCV(make_pipeline(scaler(), logistic("w")), {"memory": [None]}, cv=2),
             "w",
             True,
         ),
+        (make_pipeline(scaler(asks=True), logistic(True)), "sample_weight", True),
+        (BaggingClassifier(LogisticRegression(), 3, random_state=0), "sample_weight", True),
         (make_pipeline(scaler(asks=True), logistic(False)), "sample_weight", False),
         (logistic(False), "sample_weight", False),
     ],
-    ids=["alone", "pipeline", "search", "scaler alone", "deaf"],
+    ids=["alone", "pipeline", "nested", "search", "both", "bagging", "scaler alone", "deaf"],
 )
 def test_the_prior_is_that_of_the_weights_that_the_classifier_sees(kind, estimator, given, counts):
     X, y = rows()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import re
 import tracemalloc
+import warnings
 from functools import partial
 from unittest import mock
 
@@ -148,6 +150,18 @@ def test_weight_normalization_curve_is_brute_force_in_every_cell(problem, bias_m
     assert (result.method, result.bias_mode) == ("weight_normalization", bias_mode)
 
 
+def test_weight_normalization_by_sign_and_ties_of_zeros():
+    """Zero stays zero at every tau, so that which class is first decides; its norm does not."""
+    norms = [2.0, 3.0, 1.0, 5.0]  # by size: class 2, 0, 1, 3, which is no exchange of pairs
+    rows = list(itertools.product([-1.0, -0.5, 0.0, 1.0], repeat=4))
+    logits, target = np.repeat(rows, 4, axis=0), np.tile(np.arange(4), len(rows))
+    prior = ClassPrior.from_counts([4, 3, 2, 1])
+    parts = intervals(logits, target, prior, method="weight_normalization", norms=norms)
+    for tau in (-1.3, 0.0, 0.3, 1.1, 2.7):
+        expected = (logits / np.array(norms) ** tau).argmax(axis=1) == target
+        np.testing.assert_array_equal(parts.right_at(tau), expected)
+
+
 def test_tau_is_the_middle_of_the_best_cell_nearest_to_one():
     first = []  # among several best cells, whether the nearest comes first; few examples have some
     for seed, (examples, classes, shift) in itertools.product(
@@ -183,6 +197,23 @@ def two_classes(until, since):
     return np.stack([margins, np.zeros(len(margins))], axis=1), target
 
 
+@pytest.mark.parametrize(
+    ("until", "since", "tau"),
+    [
+        ([0.5, 1.5, 3.5], [0.2, 0.9, 3.0], 1.2),  # three best cells, the second holds 1
+        ([0.5, 1.6], [0.2, 1.4], 1.5),  # two, 0.5 below 1 and 0.4 above
+        ([0.7, 1.6], [0.2, 1.4], 0.45),  # 0.3 below and 0.4 above
+    ],
+)
+def test_of_best_cells_the_nearest_to_one_is_taken(until, since, tau):
+    logits, target = two_classes(until, since)
+    result = minimum(logits, target, ODDS)
+    # From cell to cell one example is won, or one lost.
+    wins = len(until) + np.tile([0, 1], len(until) + 1)[:-1]
+    np.testing.assert_allclose(result.curve.values, 1 - wins / len(target))
+    assert result.tau == pytest.approx(tau)
+
+
 def test_zero_alone_is_chosen_where_it_is_better_than_every_cell():
     # Equal logits go to the lowest index at tau = 0, and to the rarest class right behind it.
     logits, target = two_classes([0.0, 0.0, 9.0], [-9.0, -9.0, -9.0])
@@ -192,6 +223,12 @@ def test_zero_alone_is_chosen_where_it_is_better_than_every_cell():
     # It is so in each draw that has one of the two: they are all drawn together.
     assert np.mean(result.resampled == 0.0) == pytest.approx(1 - (4 / 6) ** 6, abs=0.03)
     assert result.confidence[0] == 0.0
+
+    # Also within the bounds, where class 1 wins below zero and class 2 above.
+    logits = np.concatenate([np.zeros((2, 3)), 9.0 * np.eye(3)])
+    prior = ClassPrior.from_counts([20, 30, 10])
+    result = tune_tau(logits, [0, 0, 0, 1, 2], prior, bounds=(-1.0, 1.0))
+    assert (result.tau, result.interval, result.error) == (0.0, (0.0, 0.0), 0.0)
 
 
 def test_errors_by_class_and_outside_the_bounds():
@@ -216,6 +253,29 @@ def test_where_no_tau_changes_anything_there_is_nothing_to_tune(options):
     # A curve may be asked for all the same.
     parts = intervals(logits, target, ClassPrior.uniform(5))
     assert tune_from_intervals(parts, n_bootstrap=0, select="minimum").interval == (0.0, 4.0)
+
+
+def test_class_order_is_a_matter_of_names():
+    logits, target, prior = long_tailed()
+    plain = minimum(logits, target, prior).curve
+    for order in (np.arange(5)[::-1], np.array([3, 0, 4, 1, 2])):
+        reordered = ClassPrior.from_counts(prior.counts[order])
+        other = minimum(logits[:, order], np.argsort(order)[target], reordered).curve
+        np.testing.assert_array_equal(other.breakpoints, plain.breakpoints)
+        np.testing.assert_allclose(other.values, plain.values, atol=1e-14)
+
+
+@pytest.mark.parametrize("examples", [3, 57, 3003])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_perfect_tau_has_no_error_at_all(examples, weighted):
+    """Thirds and sevenths don't add up to one in binary, but nothing is wrong."""
+    target = np.arange(examples) % 3
+    logits = 40 * np.eye(3)[target] + np.random.default_rng(0).normal(size=(examples, 3))
+    weight = np.random.default_rng(1).uniform(size=examples) if weighted else None
+    prior = ClassPrior.from_counts([900, 90, 10])
+    result = minimum(logits, target, prior, sample_weight=weight, costs=[1, 2, 4])
+    assert (result.error, result.error_at(0.0), result.curve.min_value) == (0.0, 0.0, 0.0)
+    assert minimum(-logits, target, prior).error_at(0.0) == 1.0
 
 
 # --- shards, weights, dtypes --------------------------------------------------------------
@@ -307,11 +367,24 @@ def test_every_dtype_and_library_in_float64_arithmetic(method):
         np.asfortranarray(rounded),
         rounded.astype(">f4"),
         tensor.bfloat16(),
+        tensor.requires_grad_(),
         jax.numpy.asarray(rounded),
     ):
         got = intervals(other, torch.tensor(target), prior, **kind)
         np.testing.assert_array_equal(got.lower, expected.lower)
         np.testing.assert_array_equal(got.upper, expected.upper)
+
+
+def test_enormous_and_tiny_logits_raise_no_warning():
+    prior = ClassPrior.from_counts([3, 2, 1])
+    logits = np.array([[1e308, -1e308, 0.0], [5e-324, 0.0, -5e-324], [1e-300, 1e300, -1e300]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for result in (
+            tune_tau(logits, [0, 1, 2], prior),
+            tune_normalization(logits, [0, 1, 2], norms=prior),
+        ):
+            assert 0.0 <= result.error <= 1.0
 
 
 def test_a_memory_map_is_read_in_chunks(tmp_path, monkeypatch):
@@ -440,6 +513,21 @@ def test_the_normal_approximation_agrees_with_resampling(kind, monkeypatch):
     np.testing.assert_allclose(np.quantile(two, ends), np.quantile(one, ends), atol=one.std())
 
 
+def test_a_plateau_has_one_middle_in_the_normal_law_too():
+    """Scores on a coarse grid: thousands of examples change at the very same taus."""
+    random, prior = np.random.default_rng(0), ClassPrior.from_probs([0.9, 0.1])
+    target = np.arange(20000) % 2
+    step = np.diff(prior.log_probs)[0] / 3  # examples change at multiples of a third
+    margin = -step * np.rint(5 - 4 * target + 2 * random.normal(size=20000))
+    logits = np.stack([margin, np.zeros(20000)], 1)
+    for n_bootstrap in (100, 1000):
+        taus = tune_tau(logits, target, prior, n_bootstrap=n_bootstrap).resampled
+        places = np.rint(6 * taus)  # both plateaus may be as high: then their middle
+        np.testing.assert_allclose(6 * taus, places)
+        assert set(places) <= {5, 6, 7}
+        assert np.mean(places == 6) < 0.05
+
+
 def test_covariance_of_resampled_errors_is_its_formula(monkeypatch):
     monkeypatch.setattr(exact, "_CLASS_BLOCK", 2)
     logits, target, prior = long_tailed(200)
@@ -482,18 +570,25 @@ def test_intervals_narrow_with_more_examples_and_repeat_with_the_seed():
         logits, target, prior = long_tailed(examples)
         result = tune_tau(logits, target, prior)
         assert result.confidence == tune_tau(logits, target, prior).confidence
+        assert result.confidence != tune_tau(logits, target, prior, random_state=1).confidence
         low, high = result.confidence
         assert low <= result.tau <= high
+        narrow = tune_tau(logits, target, prior, confidence=0.5).confidence
+        assert low <= narrow[0] < narrow[1] <= high
         widths.append(high - low)
     assert widths[1] < widths[0] / 2
+    rng = np.random.default_rng(0)
+    assert tune_tau(logits, target, prior, random_state=rng).confidence == result.confidence
 
 
 @pytest.mark.parametrize(
     ("held_out", "few"),
     [
         ([900, 90, 10], True),
+        ([900, 5, 5], True),  # neither of the two decides alone
         ([20, 20, 20], True),
         ([200, 200, 200], False),
+        ([5000, 500, 150], False),
     ],
     ids=str,
 )
@@ -510,6 +605,11 @@ def test_few_examples_that_decide_are_told_to_narrow_the_interval(held_out, few)
     assert result.few_decide == few
     said = f"in effect {number:.0f} of them decide: the interval is likely too narrow"
     assert (said in str(result)) == few
+    # A hundred copies of no weight to speak of tell no more than those that have one.
+    rows = np.concatenate([np.arange(len(target)), np.repeat(np.flatnonzero(target == 2), 100)])
+    weight = np.where(np.arange(len(rows)) < len(target), 1.0, 1e-9)
+    weighted = minimum(logits[rows], target[rows], prior, sample_weight=weight)
+    assert weighted.deciding_examples == pytest.approx(number)
 
 
 # --- held-out data that lack classes ------------------------------------------------------
@@ -542,6 +642,12 @@ def test_the_nearest_class_in_size_stands_in(missing):
         assert result.tau == tune_tau(logits, target, FOUR, select="minimum").tau
 
 
+def test_costs_of_a_missing_class_go_to_its_stand_in():
+    costs = np.array([5.0, 1.0, 1.0, 3.0])
+    parts = intervals(*lacking(0), FOUR, costs=costs).with_stand_ins(FOUR)
+    np.testing.assert_allclose(parts.importance, np.array([0.0, 6.0, 1.0, 3.0]) / 10)
+
+
 @pytest.mark.parametrize(
     ("sizes", "examples", "expected"),
     [
@@ -559,6 +665,34 @@ def test_equally_near_classes_share(sizes, examples, expected):
 
 
 # --- reports ------------------------------------------------------------------------------
+
+
+def test_printing_and_json():
+    logits, target, prior = long_tailed(60, classes=10)
+    result = tune_tau(logits, target, prior)
+    text = str(result)
+    assert text.startswith(f"tau = {result.tau:.4g} (logit adjustment)\n  95% bootstrap interval")
+    assert f"± {result.standard_error:.2g} (standard error)" in text
+    assert "touches the bounds" not in text
+    plain = json.loads(json.dumps(result.to_dict(curve_points=5)))
+    assert plain["tau"] == result.tau
+    assert plain["counts"] == result.counts.tolist()
+    assert plain["error_at"] == {"0": result.error_at(0.0), "1": result.error_at(1.0)}
+    assert plain["curve"]["tau"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert plain["curve"]["error"] == [result.error_at(t) for t in plain["curve"]["tau"]]
+    assert "curve" not in result.to_dict()
+    assert repr(result.curve).startswith("TauCurve(cells=")
+    assert repr(result.curve.intervals).startswith("TauIntervals(examples=60")
+    with pytest.raises(InputError, match="one name for each of the 10 classes; got 1"):
+        result.describe(class_names=["cat"])
+
+
+def test_every_tau_may_be_as_good_for_these_examples():
+    prior = ClassPrior.from_counts([9, 1])
+    result = tune_tau(np.array([[90.0, 0.0], [0.0, 90.0]]), [0, 1], prior)
+    assert result.interval == (0.0, 4.0)
+    assert result.confidence == (0.0, 4.0)  # though resampling finds the middle every time
+    assert "every tau within the bounds (0.0, 4.0) is equally good" in str(result)
 
 
 def test_a_best_tau_at_the_bounds_says_so_unless_it_is_zero():
@@ -582,6 +716,24 @@ def test_a_best_tau_of_zero_names_the_likely_causes():
         said = "any adjustment makes it worse: are the counts in the order of the score columns"
         assert said in " ".join(str(result).split())
         assert max(map(len, str(result).splitlines())) <= 80
+    # Norms have no order of their own to mistake, and the upper bound has no such causes.
+    by_norms = tune_normalization(np.exp(logits), target, norms=1.0 / prior.probs)
+    assert by_norms.interval[0] == 0.0
+    assert not by_norms.at_zero
+    assert not tune_tau(logits, target, prior, bounds=(0.0, 0.5)).at_zero
+
+
+@pytest.mark.parametrize(("lost", "clearly"), [(2, False), (3, True)])
+def test_zero_is_best_only_by_two_standard_errors(lost, clearly):
+    """Of ten examples in each of two classes, all right at 0, some of one are wrong from 0.25."""
+    logits, target = two_classes([0.25] * lost + [9.0] * (10 - lost), [-9.0] * 10)
+    result = minimum(logits, target, ODDS)
+    assert result.interval == pytest.approx((0.0, 0.25))
+    assert result.error_at(0.5) - result.error_at(0.0) == pytest.approx(lost / 20)
+    # One class has a rate of 0.5/12 and one, with both added examples to itself, of 1/12.
+    variance = (0.5 * 11.5 + 1 * 11) / 12**2 / 10 / (1 - 10 / 12**2) / 4
+    assert result.standard_error == pytest.approx(np.sqrt(variance))  # 0.056
+    assert result.at_zero == clearly
 
 
 # --- bad input ----------------------------------------------------------------------------
@@ -606,26 +758,47 @@ NORMS = {"norms": P}
             "every class needs held-out examples, but 1 of 5 have none in `target`: 3; hold out at "
             "least one of each, or let the nearest class in size stand in: missing='nearest'",
         ),
+        (lambda: tune_tau(F, Y, P, sample_weight=Y != 2), "1 of 5 have none in `target`: 2"),
         (lambda: tune_from_intervals(intervals(F[Y < 2], Y[Y < 2], P)), "but 3 of 5 have none"),
         (lambda: tune_tau(broken(np.nan), Y, P), "finite, but row 7, column 2 is nan."),
+        (lambda: tune_tau(broken(np.nan), Y, P, criterion="ece"), "but row 7, column 2 is nan."),
         (lambda: tune_tau(broken(-np.inf), Y, P), "is -inf; of a probability of 0 take longtail."),
         (lambda: tune_tau(F, Y, ClassPrior.from_counts([4, 3, 2, 1])), "`prior` has 4 classes but"),
         (lambda: tune_tau(F, Y, P.probs), "`prior` must be a ClassPrior"),
+        (lambda: tune_tau(Y, F, P), "`logits` must have shape (examples, classes)"),
         (lambda: tune_tau(F, Y + 1, P), "if they count from 1, subtract 1 from them."),
+        (lambda: tune_tau(F, Y + 9, P), "`target` must lie in 0 .. 4, but 13 occurs"),
+        (lambda: tune_tau(F, Y.astype(float), P), "`target` must be integer"),
         (lambda: tune_tau(F, Y[:-1], P), "`logits` has 50 rows but there are 49"),
+        (lambda: tune_tau(F[:0], Y[:0], P), "`logits` is empty, shape (0, 5)"),
         (
             lambda: tune_tau(np.exp(F) / np.exp(F).sum(1, keepdims=True), Y, P),
             "these look like probabilities; take their logarithm, longtail.posthoc.log_probs",
         ),
         (lambda: tune_tau(F, Y, P, criterion="f1"), "`criterion` must be one of 'balanced_error'"),
+        (lambda: tune_tau(F, Y, P, select="best"), "`select` must be one of 'bootstrap'"),
+        (lambda: tune_tau(F, Y, P, missing="skip"), "`missing` must be one of 'error', 'nearest'"),
         (lambda: tune_tau(F, Y, P, bounds=(1.0, 1.0)), "`bounds` must be a lower and a higher"),
+        (lambda: tune_tau(F, Y, P, bounds=4.0), "`bounds` must be two numbers"),
+        (lambda: tune_tau(F, Y, P, confidence=1.0), "`confidence` must lie in (0, 1); got 1"),
+        (lambda: tune_tau(F, Y, P, confidence=0.0), "`confidence` must lie in (0, 1); got 0"),
+        (lambda: tune_tau(F, Y, P, n_bootstrap=-1), "`n_bootstrap` must be a whole number"),
+        (lambda: tune_tau(F, Y, P, random_state="x"), "`random_state` must be a whole number"),
+        (lambda: intervals(F, Y, P, **NORMS), "`norms`, `bias` and `bias_mode` belong"),
         (lambda: tune_normalization(F, Y, norms=None), "weight normalization needs `norms`"),
         (lambda: tune_normalization(F, Y, bias_mode="keep", **NORMS), "'keep' has no exact curve"),
+        (lambda: tune_normalization(F, Y, bias_mode="drop", **NORMS), "'drop' needs `bias`"),
         (lambda: tune_tau(F, Y, P, costs=[1, 2]), "`costs` must have one value per"),
         (
             lambda: tune_tau(F, Y, P, criterion="log_loss", costs=np.ones(5)),
             "`costs` has no part in criterion='log_loss'",
         ),
+        (
+            lambda: tune_tau(F, Y, P, criterion="log_loss", missing="nearest"),
+            "`missing` has no part in criterion='log_loss'",
+        ),
+        (lambda: tune_tau(F, Y, P, criterion="ece", bounds=(-1.0, 2.0)), "must not be negative"),
+        (lambda: tune_tau(F, Y, P).error_at(np.nan), "`tau` must be finite"),
     ],
 )
 def test_bad_input(call, message):
