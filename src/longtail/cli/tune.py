@@ -94,7 +94,7 @@ def tune(
     curve: Annotated[int, option("N", "Points of the curve to add to --json.", min=0)] = 0,
     sets: Annotated[
         float | None,
-        option("COVERAGE", "Prediction sets that hold the true class so often in each class."),
+        option("COVERAGE", "Prediction sets that cover so much in the mean over classes: 0.9."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
