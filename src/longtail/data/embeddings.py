@@ -4,9 +4,9 @@
 - ``.npy``: the features; `labels.npy` beside it, perhaps `test_features.npy`, `test_labels.npy`.
 - ``.parquet``: a column of lists `features` and a column `label`; perhaps `split`, train or test.
 
-Features in float32 are mapped from .npy files and from .npz files by `numpy.savez`, so they may be
-larger than memory; a compressed .npz and parquet are read whole. Labels are whole numbers or names;
-the classes are those of the training part, sorted.
+Features in float32 are mapped from .npy and .npz files, so they may be larger than memory (a
+compressed .npz is unpacked to a disk first); parquet is read whole. Labels are whole numbers or
+names; the classes are those of the training part, sorted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from longtail import _checks
 from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.data.subsets import held_out_split
+from longtail.predictions.files import mapped_member
 
 TEST_FRACTION = 0.2  # of each class, where the file has no test part
 _COPIED = 2**31  # bytes of mapped features that may be copied into memory
@@ -174,27 +175,9 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
             )
         for name in ("features", "labels", "test_features", "test_labels"):
             if name in arrays.files:
-                mapped = _mapped(path, archive, name) if name.endswith("features") else None
-                found[name] = arrays[name] if mapped is None else mapped
+                large = name.endswith("features")
+                found[name] = mapped_member(path, archive, name) if large else arrays[name]
     return found
-
-
-def _mapped(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any] | None:
-    """Return a memory map of an array in an archive; None if it is compressed."""
-    info = archive.getinfo(f"{name}.npy")
-    if info.compress_type != zipfile.ZIP_STORED:
-        return None
-    with archive.open(info) as file:
-        first = npy.read_magic(file) == (1, 0)
-        read = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
-        (shape, fortran, dtype), offset = read(file), file.tell()
-    if dtype.hasobject:
-        return None
-    with open(path, "rb") as raw:  # the member's own header says where its data begin
-        raw.seek(info.header_offset + 26)
-        lengths = np.frombuffer(raw.read(4), "<u2")
-    offset += info.header_offset + 30 + int(lengths.sum())
-    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
 
 
 def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:

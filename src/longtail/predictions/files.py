@@ -445,7 +445,12 @@ def _from_npz(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: 
         if more:
             raise InputError(f"{path}: one array must hold all scores, not {chosen} and {more[0]}.")
         inside, target = _label_source(labels, [n for n in names if n != chosen], path, classes)
-        array = _located(path, archive, chosen)
+        array = mapped_member(path, archive, chosen)
+        if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
+            raise InputError(
+                f"{path}: `{chosen}` must hold numbers in the shape (examples, classes); it has "
+                f"the shape {array.shape} and dtype {array.dtype}."
+            )
         others = {}
         for name in names:
             with archive.open(f"{name}.npy") as file:
@@ -480,18 +485,17 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     return (npy.read_array_header_1_0 if first else npy.read_array_header_2_0)(file)
 
 
-def _located(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """Return a memory map of an array in an archive; what is compressed is unpacked to a disk."""
+def mapped_member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """Return a memory map of an array in an .npz; what is compressed is unpacked to a disk."""
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as file:
         (shape, fortran, dtype), offset = _read_header(file), file.tell()
-        if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu":
-            raise InputError(
-                f"{path}: `{name}` must hold numbers in the shape (examples, classes); it has the "
-                f"shape {shape} and dtype {dtype}."
-            )
+        if dtype.hasobject:
+            raise ValueError(f"`{name}` holds Python objects; save names as text")
         if math.prod(shape) * dtype.itemsize > info.file_size:
             raise ValueError(f"`{name}` is smaller than its header says")
+        if 0 in shape:
+            return np.empty(shape, dtype)
         order: Any = "F" if fortran else "C"
         if info.compress_type != zipfile.ZIP_STORED:
             with tempfile.TemporaryFile() as unpacked:
