@@ -3,17 +3,22 @@
     python benchmarks/bench_embeddings.py --rows 100000             # prints
     python benchmarks/bench_embeddings.py --record results/bench_embeddings.json
     python benchmarks/bench_embeddings.py --show results/bench_embeddings.json
+    python benchmarks/bench_embeddings.py --heads 10 --record results/bench_embeddings_heads.json
 
 The bare loop gathers the rows of a batch from the mapped file, and does the two matrix products
 and F.cross_entropy; no optimizer, no loss but softmax, no checks. Ours is `loop.Training`, as
 `longtail train` runs it. Both take the same batches of an epoch, in turns, a part of the epoch
 at a time. Memory is the most that the process had beyond the file's mapped pages, of which
 Linux keeps count. Beside the wall's time, which neighbours disturb, stands the processors'.
+With --heads that many seeds train together, from the command line into their folders, on a GPU
+where there is one.
 """
 
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -152,6 +157,28 @@ def measure(rows, width, classes, *, method, parts):
         }
 
 
+def measure_heads(rows, width, classes, *, heads):
+    """Wall time of `longtail train` with that many seeds, reading and writing included."""
+    with tempfile.TemporaryDirectory() as name:
+        path = write_features(Path(name), rows, width, classes)
+        command = [sys.executable, "-m", "longtail", "train", "--dataset", path, "--seeds", heads]
+        command += ["--method", "logit-adjusted", "--out", Path(name) / "runs", "--json"]
+        started = time.perf_counter()
+        done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+        seconds = time.perf_counter() - started
+        runs = json.loads(done.stdout)["runs"]
+    return {
+        "rows": rows,
+        "width": width,
+        "classes": classes,
+        "heads": heads,
+        "epochs": runs[0]["spec"]["recipe"]["values"]["epochs"],
+        "device": runs[0]["device"],
+        "seconds": seconds,
+        "training_seconds": sum(run["seconds"] for run in runs),
+    }
+
+
 def show(record):
     print(f"{record['machine']['device']}, torch {record['machine']['torch']}")
     for row in record["rows"]:
@@ -176,9 +203,16 @@ def main():
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--parts", type=int, default=12, help="turns that the two take")
+    parser.add_argument("--heads", type=int, help="time so many heads together instead")
     parser.add_argument("--record", type=Path, help="also write the record here")
     parser.add_argument("--show", type=Path, help="print a record")
     given = parser.parse_args()
+    if given.heads:
+        found = measure_heads(given.rows, given.width, given.classes, heads=given.heads)
+        print(json.dumps(found, indent=1))
+        if given.record:
+            given.record.write_text(json.dumps(found, indent=1) + "\n")
+        return
     if given.show:
         show(json.loads(given.show.read_text()))
         return
