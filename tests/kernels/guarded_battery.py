@@ -105,8 +105,7 @@ def test_loss(n, classes, dtype, options):
 
 
 @pytest.mark.parametrize("classes", [2003, pytest.param(2304, marks=pytest.mark.long)])
-def test_rows_that_are_read_twice(classes, monkeypatch):
-    monkeypatch.setattr(module, "ONCE", 512)
+def test_longer_rows(classes):
     loss(3, classes, BF16, reduction="mean")
 
 

@@ -93,9 +93,12 @@ def check(logits, target, tables, **options):
 
 
 @pytest.fixture
-def twice(monkeypatch):
-    """Rows from 33 columns on are read twice."""
-    monkeypatch.setattr(module, "ONCE", 32)
+def sliced(monkeypatch):
+    """Rows from 33 columns on are cut into slices, on a GPU; the interpreter has one program."""
+    monkeypatch.setattr(module, "WIDE", 32)
+    module._layout.cache_clear()
+    yield
+    module._layout.cache_clear()
 
 
 CASES = [
@@ -135,7 +138,7 @@ def test_more_against_float64(n, classes, dtype, names, options):
         (4102, F16, "blw", {"reduction": "none"}),
     ],
 )
-def test_rows_that_are_read_twice(twice, classes, dtype, names, options):
+def test_rows_in_slices(sliced, classes, dtype, names, options):
     check(*make(3, classes, dtype, names), **options)
 
 

@@ -1,12 +1,14 @@
-"""The Triton kernels of `cross_entropy`: a program for each row.
+"""The Triton kernel of `cross_entropy`: programs that stay, each with a slice of columns.
 
 With u = log₂e · s·(f + b), the target's own lowered, and m = max u:
 
     ℓ = ln 2 · (log₂ Σ_j 2^(u_j − m) + m − (1 − ε)·u_y − ε/C · Σ_j u_j)
     ∂(c·ℓ)/∂f_j = c·s · (2^(u_j − m) / Σ_j 2^(u_j − m) − ε/C − (1 − ε)·[j = y])
 
-A row of up to BLOCK columns is read once and stays in registers. A longer one is read twice, the
-second time from its end, of which most is still in a cache.
+A program keeps its slice of b in registers and goes from row to row, reading the next row while it
+works on this one. Where a row has several slices, their programs run at the same time and tell each
+other m and Σ 2^(u − m) of their own part through `partials`; while these are on their way, each
+reads its part of the following row, so that gradients are one row behind.
 """
 
 # mypy: ignore-errors
@@ -22,97 +24,113 @@ LOWEST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
-def _scores(
-    logits, bias, start, units, y, low, k,
-    HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
-):  # fmt: skip
-    """u of the columns from `start`, −∞ behind the row; the columns, and which are in the row.
-
-    A tile's last axis is VEC columns that lie side by side in memory and are read at once.
-    """
-    unit = start // VEC + tl.arange(0, BLOCK // VEC)[:, None]
-    col = unit * VEC + tl.arange(0, VEC)[None, :]
-    inside = tl.broadcast_to(unit < units, (BLOCK // VEC, VEC))
-    u = tl.load(logits + col, mask=inside, other=float("-inf")).to(tl.float32)
-    if HAS_BIAS:
-        u += tl.load(bias + col, mask=inside, other=0.0)
-    u *= k
+def _scores(raw, b, col, y, low, k, HAS_LOWER: tl.constexpr):
+    u = raw.to(tl.float32) * k + b
     if HAS_LOWER:
         u = tl.where(col == y, u - low, u)
-    return u, col, inside
+    return u
 
 
 @triton.jit
-def _write(grad, powers, col, inside, y, by, z, epsilon, n_classes):
-    g = powers * (by / z) - by * (epsilon / n_classes)
-    g = tl.where(col == y, g - by * (1 - epsilon), g)
-    tl.store(grad + col, g, mask=inside)
+def _wait(partials, there):
+    """m and Σ 2^(u − m) of a row's slices, once all are there: packed, none of them is 0."""
+    packed = tl.load(partials, mask=there, other=1, volatile=True)
+    while tl.sum((packed == 0).to(tl.int32), 0) > 0:
+        packed = tl.load(partials, mask=there, other=1, volatile=True)
+    ms = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    zs = packed.to(tl.int32).to(tl.float32, bitcast=True)
+    return tl.where(there, ms, LOWEST), tl.where(there, zs, 0.0)
 
 
-@triton.jit(do_not_specialize=["units"])
+@triton.jit(do_not_specialize=["rows", "units"])
 def loss_kernel(
-    logits, grad, target, bias, lower, coefficient, losses, units, stride, grad_stride, scale, k,
-    epsilon,
+    logits, grad, target, bias, lower, coefficient, losses, partials, tilts, rows, units, stride,
+    grad_stride, scale, k, epsilon,
     GRADIENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr,
-    SMOOTHS: tl.constexpr, ONCE: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
+    SMOOTHS: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """ℓ of a row, 0 where c is, and with GRADIENT the gradient of c·ℓ.
+    """ℓ of each row, 0 where c is, and with GRADIENT the gradient of c·ℓ.
 
-    `units`, `stride` and `grad_stride` count VEC columns, so that the compiler sees how far rows
-    are aligned. `grad` may be `logits`.
+    `units`, `stride` and `grad_stride` count VEC columns, which lie side by side and are read at
+    once. `tilts` takes Σ_j u_j of each slice. `grad` may be `logits`.
     """
-    row = tl.program_id(0).to(tl.int64)
+    SHARED: tl.constexpr = SLICES > 1
+    part = tl.program_id(0) % SLICES
+    first = (tl.program_id(0) // SLICES).to(tl.int64)
+    step = tl.num_programs(0) // SLICES
     n_classes = units * VEC
-    logits += row * stride * VEC
-    grad += row * grad_stride * VEC
-    y = tl.load(target + row).to(tl.int32)
-    tl.device_assert((y >= 0) & (y < n_classes), "longtail: a label is not a class")
-    by = tl.load(coefficient + row) * scale
-    u_y = tl.load(logits + y).to(tl.float32)
+    stride *= VEC
+    unit = part * (BLOCK // VEC) + tl.arange(0, BLOCK // VEC)[:, None]
+    col = unit * VEC + tl.arange(0, VEC)[None, :]
+    inside = tl.broadcast_to(unit < units, (BLOCK // VEC, VEC))
+    b, low = 0.0, 0.0
     if HAS_BIAS:
-        u_y += tl.load(bias + y)
-    low = 0.0
-    if HAS_LOWER:
-        low = tl.load(lower + y) * k
-    u_y = u_y * k - low
-    tilt = 0.0
-    if ONCE:
-        u, col, inside = _scores(logits, bias, 0, units, y, low, k, HAS_BIAS, HAS_LOWER, BLOCK, VEC)
-        m = tl.max(tl.max(u, 1), 0)
+        b = tl.load(bias + col, mask=inside, other=0.0) * k
+    raw = tl.load(
+        logits + first * stride + col, mask=inside & (first < rows), other=float("-inf")
+    )
+    next_y = tl.load(target + first, mask=first < rows, other=0)
+    for row in range(first, rows + (step if SHARED else 0), step):
+        ahead = row + step
+        next_raw = tl.load(
+            logits + ahead * stride + col, mask=inside & (ahead < rows), other=float("-inf")
+        )
+        # `done` is the row of which the loss and the gradient are written.
+        if SHARED:
+            done = row - step
+            keep = done >= first
+            y = tl.load(target + done, mask=keep, other=0).to(tl.int32)
+        else:
+            done = row
+            keep = row < rows
+            y = next_y.to(tl.int32)
+            next_y = tl.load(target + ahead, mask=ahead < rows, other=0)
+        tl.device_assert((y >= 0) & (y < n_classes), "longtail: a label is not a class")
+        mine = keep & (y // BLOCK == part)
+        by = tl.load(coefficient + done, mask=keep, other=0.0) * scale
+        u_y = tl.load(logits + done * stride + y, mask=mine, other=0.0).to(tl.float32) * k
+        if HAS_BIAS:
+            u_y += tl.load(bias + y) * k
+        if HAS_LOWER:
+            low = tl.load(lower + y) * k
+            u_y -= low
+        row_y, row_low = y, low
+        if SHARED and HAS_LOWER:
+            row_y = tl.load(target + row, mask=row < rows, other=0).to(tl.int32)
+            row_low = tl.load(lower + row_y) * k
+        u = _scores(raw, b, col, row_y, row_low, k, HAS_LOWER)
+        m = tl.maximum(tl.max(tl.max(u, 1), 0), LOWEST)
         powers = tl.exp2(u - m)
         z = tl.sum(tl.sum(powers, 1), 0)
         if SMOOTHS:
             tilt = tl.sum(tl.sum(tl.where(inside, u, 0.0), 1), 0)
-    else:
-        ms = tl.full([BLOCK // VEC], LOWEST, tl.float32)
-        zs = tl.zeros([BLOCK // VEC], tl.float32)
-        for start in range(0, n_classes, BLOCK):
-            u, col, inside = _scores(
-                logits, bias, start, units, y, low, k, HAS_BIAS, HAS_LOWER, BLOCK, VEC
-            )
-            larger = tl.maximum(ms, tl.max(u, 1))
-            zs = zs * tl.exp2(ms - larger) + tl.sum(tl.exp2(u - larger[:, None]), 1)
-            ms = larger
+            tl.store(tilts + row * SLICES + part, tilt, mask=row < rows)
+        if SHARED:
+            high = m.to(tl.int32, bitcast=True).to(tl.int64) << 32
+            packed = high | z.to(tl.int32, bitcast=True).to(tl.int64)
+            tl.store(partials + row * SLICES + part, packed, mask=row < rows)
+            # in the first-level cache still, where it takes no registers
+            held = tl.load(logits + done * stride + col, mask=inside & keep, other=float("-inf"))
+            lanes = tl.arange(0, triton.next_power_of_2(SLICES))
+            ms, zs = _wait(partials + done * SLICES + lanes, (lanes < SLICES) & keep)
+            m = tl.max(ms, 0)
+            z = tl.sum(zs * tl.exp2(ms - m), 0)
+            powers = tl.exp2(_scores(held, b, col, y, low, k, HAS_LOWER) - m)
+        out = grad + done * grad_stride * VEC
+        if GRADIENT:
+            g = powers * (by / z)
             if SMOOTHS:
-                tilt += tl.sum(tl.sum(tl.where(inside, u, 0.0), 1), 0)
-        m = tl.max(ms, 0)
-        z = tl.sum(zs * tl.exp2(ms - m), 0)
-    # Far from zero, u_y and m agree in their first digits: their difference first.
-    loss = tl.log2(z) + (m - u_y)
-    if SMOOTHS:
-        loss += epsilon * u_y - epsilon / n_classes * tilt
-    tl.store(losses + row, tl.where(by == 0, 0.0, loss * LN2))
-    if GRADIENT:
-        if ONCE:
-            _write(grad, powers, col, inside, y, by, z, epsilon, n_classes)
-        else:
-            blocks = tl.cdiv(n_classes, BLOCK)
-            for turn in range(blocks):
-                u, col, inside = _scores(
-                    logits, bias, (blocks - 1 - turn) * BLOCK, units, y, low, k,
-                    HAS_BIAS, HAS_LOWER, BLOCK, VEC,
-                )  # fmt: skip
-                _write(grad, tl.exp2(u - m), col, inside, y, by, z, epsilon, n_classes)
+                g -= by * (epsilon / n_classes)
+            tl.store(out + col, g, mask=inside & keep, cache_modifier=".cs")
+        if mine:
+            # Far from zero, u_y and m agree in their first digits: their difference first.
+            loss = tl.log2(z) + (m - u_y) + epsilon * u_y
+            tl.store(losses + done, tl.where(by == 0, 0.0, loss * LN2))
+            if GRADIENT:
+                g_y = by * (tl.exp2(u_y - m) / z - (1 - epsilon) - epsilon / n_classes)
+                tl.debug_barrier()  # after the other columns, among which it was written
+                tl.store(out + y, g_y)
+        raw = next_raw
 
 
 @triton.jit(do_not_specialize=["n"])

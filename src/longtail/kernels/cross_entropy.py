@@ -8,12 +8,13 @@ the better way, which `worthwhile` says.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longtail.kernels import _INSTALLED
+from longtail.kernels import _INSTALLED, interpreted
 from longtail.kernels._inputs import refuse_second_derivative
 from longtail.kernels._launch import given, launch
 
@@ -22,7 +23,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Below it, both are bound by the host.
 FEWEST = 3 << 23
 NARROWEST = 256  # columns; with fewer, a program for each row leaves most of its threads idle
-ONCE = 4096  # columns of a row that a program holds in registers
+WIDE = 8192  # columns; longer rows are cut into slices, one for a program
 _LOG2E = 1.4426950408889634
 
 
@@ -173,30 +174,55 @@ def loss_of_rows(
         (logits.data_ptr() | out.data_ptr()) % (vec * logits.element_size())
     ):
         vec //= 2
-    if classes <= ONCE:
-        # (Of one column for each thread, Triton cuts bfloat16 off instead of rounding it.)
-        block = max(1 << (classes - 1).bit_length(), 32 * max(vec, 2))
-        warps = max(block // 1024, 1)
-    else:
-        block, warps = (2048, 4) if classes <= 4 * ONCE else (8192, 16)
+    block, warps, registers, programs = _layout(classes, logits.element_size(), logits.device)
+    slices = -(-classes // block)
+    partials = tilts = losses
+    if slices > 1:
+        partials = torch.zeros((n_rows, slices), dtype=torch.int64, device=logits.device)
+    if label_smoothing:
+        tilts = torch.empty((n_rows, slices), dtype=torch.float32, device=logits.device)
     launch(
         kernels.loss_kernel,
-        (n_rows,),
+        (min(programs // slices, n_rows) * slices,),
         (
             logits, out, index, given(bias, losses), given(lower, losses), coefficient, losses,
-            classes // vec, strides[0] // vec, strides[1] // vec, scale, scale * _LOG2E,
-            label_smoothing,
+            partials, tilts, n_rows, classes // vec, strides[0] // vec, strides[1] // vec, scale,
+            scale * _LOG2E, label_smoothing,
         ),
         {
             "GRADIENT": grad is not None, "HAS_BIAS": bias is not None,
             "HAS_LOWER": lower is not None, "SMOOTHS": label_smoothing > 0,
-            "ONCE": classes <= ONCE, "BLOCK": block, "VEC": vec,
+            "SLICES": slices, "BLOCK": block, "VEC": vec,
         },
         num_warps=warps,
+        maxnreg=registers,
+        launch_cooperative_grid=slices > 1,
         debug=True,  # else a bad label would not be an error
         sanitize_overflow=False,
     )  # fmt: skip
+    if label_smoothing:
+        tilt = tilts.sum(1).mul_(-label_smoothing / classes / _LOG2E)
+        losses += tilt.masked_fill_(coefficient == 0, 0.0)
     return losses
+
+
+@functools.cache
+def _layout(classes: int, item: int, device: torch.device) -> tuple[int, int, int, int]:
+    """Return columns and warps of a program, registers of a thread, and programs at once (H200)."""
+    block = max(1 << (classes - 1).bit_length(), 256)
+    if interpreted():  # one program after the other: none may wait for another
+        return block, 1, 255, 2
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    if classes > WIDE:
+        block = 1024
+        while block * 16 * processors < classes:
+            block *= 2
+        return block, 1, 128, 16 * processors
+    if block > 1024 and item == 2:  # 64 columns for each thread, else 32
+        warps = block // 2048
+        return block, warps, 255, 8 // warps * processors
+    warps = max(block // 1024, 1)
+    return block, warps, 128, 16 // warps * processors
 
 
 def scale_(values: Tensor, factor: Tensor) -> Tensor:
