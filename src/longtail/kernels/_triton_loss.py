@@ -66,9 +66,7 @@ def loss_kernel(
     b, low = 0.0, 0.0
     if HAS_BIAS:
         b = tl.load(bias + col, mask=inside, other=0.0) * k
-    raw = tl.load(
-        logits + first * stride + col, mask=inside & (first < rows), other=float("-inf")
-    )
+    raw = tl.load(logits + first * stride + col, mask=inside & (first < rows), other=float("-inf"))
     next_y = tl.load(target + first, mask=first < rows, other=0)
     for row in range(first, rows + (step if SHARED else 0), step):
         ahead = row + step
