@@ -38,16 +38,15 @@ class SAM:
     `second_step`. Learning-rate schedulers and checkpoints are those of the optimiser inside.
 
     Gradients can't be accumulated over batches from outside: let the closure go through all of
-    them. Where a closure fails, as by running out of memory, the weights are w again; by hand,
-    call `abandon`.
+    them. Where a closure fails, the weights are w again; by hand, call `abandon`.
 
     Args:
         optimizer: any of torch's whose ``step()`` needs no closure, so not LBFGS.
         rho: ρ, above 0; 0.05 to 0.2 are usual. Set ``sam.rho`` to change it between steps.
         model: the network, if it has batch norm: its running statistics are then left alone in
             the second pass of `step`. By hand, use `frozen_statistics`.
-        scaler: the GradScaler, if the losses are scaled by one, as in float16: the closure then
-            calls ``scaler.scale(loss).backward()`` and returns the loss, and the loop calls
+        scaler: the GradScaler, if the losses are scaled by one: the closure then calls
+            ``scaler.scale(loss).backward()`` and returns the loss, and the loop calls
             ``scaler.update()`` after every step. Where a gradient overflows, the step is skipped.
             To clip gradients, go by hand, with ``scaler.unscale_(optimizer)`` after the second
             backward only.
@@ -78,20 +77,12 @@ class SAM:
         self._away: Perturbation | None = None
 
     def step(self, closure: Callable[[], _Loss]) -> _Loss:
-        """Take both passes and the step.
-
-        Args:
-            closure: computes the loss of a batch, calls ``backward()`` and returns the loss, as a
-                tensor, as a number or not at all.
-
-        Returns:
-            The loss at w as the closure returned it, a tensor without its graph.
-        """
+        """Take both passes and the step; return the closure's loss at w, without its graph."""
         if any(p.grad is not None for p in self._parameters()):
             raise InputError(
-                "SAM.step: there are gradients already. SAM does not go with gradients that are "
-                "accumulated from outside: let the closure go through all the batches, and call "
-                "zero_grad() if these are left over."
+                "SAM.step: there are gradients already. Gradients can't be accumulated from "
+                "outside: let the closure go through all the batches, and call zero_grad() if "
+                "these are left over."
             )
         try:
             with torch.enable_grad():
@@ -110,9 +101,9 @@ class SAM:
         """After backward() at w: go to w + e, without gradients."""
         if self._away is not None:
             raise InputError(
-                "SAM.first_step: called twice in a row; each step is one batch, gone through "
-                "twice, so gradients of several can't be accumulated this way. If the second pass "
-                "failed, call abandon() to return to where the weights were."
+                "SAM.first_step: called twice in a row. Each step is one batch, gone through "
+                "twice; gradients of several can't be accumulated this way. After a failed second "
+                "pass, call abandon()."
             )
         # torch has no public word for what a scaler has seen; one that is off has no states.
         state = getattr(self.scaler, "_per_optimizer_states", {}).get(id(self.optimizer))
@@ -120,14 +111,14 @@ class SAM:
             raise InputError(
                 "SAM.first_step: the scaler has been at these gradients already. Call "
                 "scaler.update() after every step, and scaler.unscale_(optimizer) only after the "
-                "second backward(): the first needs none, since only its direction counts."
+                "second backward()."
             )
         away = Perturbation(self._parameters(), rho=self.rho)
         # Where scaled gradients overflow, the second pass is at w, and does so too: at weights of
         # NaN it would put NaN into running statistics, which outlive the step that is skipped.
         away.go(may_overflow=self.scaler is not None)
         self._away = away
-        self.zero_grad()
+        self.optimizer.zero_grad()
 
     def second_step(self) -> None:
         """After backward() at w + e: return to w and let the optimiser step; clears gradients."""
@@ -139,18 +130,18 @@ class SAM:
             self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)
-        self.zero_grad()
+        self.optimizer.zero_grad()
 
     def abandon(self) -> None:
         """Give a step up: return to w, if away, and forget the gradients."""
         if self._away is not None:
             self._away.back()
             self._away = None
-        self.zero_grad()
+        self.optimizer.zero_grad()
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
 
     def _parameters(self) -> list[Tensor]:
         groups = self.optimizer.param_groups
@@ -205,8 +196,9 @@ class Perturbation:
         if not moved:
             raise InputError("SAM: no parameter has a gradient; call backward() first.")
         self._before = list(torch._foreach_mul(moved, 1.0))  # copies, in one kernel
-        # All gradients end to end: a few large kernels instead of some for each parameter.
-        parts = [_in_memory_order(p).reshape(self.parts, -1) for p in moved]
+        # All gradients end to end: a few large kernels instead of some for each parameter. Each
+        # has its axes as the parameter's lie in memory, so that it needs no copy.
+        parts = [p.grad.permute(_axes(p)).reshape(self.parts, -1) for p in moved]  # type: ignore[union-attr]
         steps = torch.cat([part.flatten() for part in parts])
         # In float16 a norm overflows early, and _TINY is zero.
         exact = torch.promote_types(steps.dtype, torch.float32)
@@ -232,12 +224,6 @@ def _axes(parameter: Tensor) -> list[int]:
     strides = parameter.stride()
     inner = sorted(range(1, parameter.ndim), key=lambda axis: -strides[axis])
     return [0, *inner][: parameter.ndim]
-
-
-def _in_memory_order(parameter: Tensor) -> Tensor:
-    """The gradient with its axes as the parameter's lie in memory, so that it needs no copy."""
-    assert parameter.grad is not None
-    return parameter.grad.permute(_axes(parameter))
 
 
 def _shaped(flat: Tensor, parameter: Tensor) -> Tensor:
