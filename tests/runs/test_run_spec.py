@@ -115,7 +115,7 @@ def test_a_missing_field_is_refused_and_a_missing_default_filled():
     del document["seed"], document["dataset"]["held_out"]
     assert RunSpec.from_json(document).dataset.held_out == 0.0
     del document["method"]
-    with pytest.raises(InputError, match=r"`spec` lacks a field: .*'method'"):
+    with pytest.raises(InputError, match="'method'"):
         RunSpec.from_json(document)
 
 
@@ -123,9 +123,9 @@ def test_a_missing_field_is_refused_and_a_missing_default_filled():
     ("build", "message"),
     [
         (lambda: make_spec(seed=-1), "`seed` must be a whole number, at least 0; got -1"),
-        (lambda: make_spec(dataset="../etc"), "since folders are named after it; got '../etc'"),
+        (lambda: make_spec(dataset="../etc"), "since folders are named after them; got '../etc'"),
         (lambda: DataSpec("a", "exp", 0.5), "imbalance_ratio` must be a number, at least 1; got"),
-        (lambda: Part("a", {"x": float("nan")}), "`settings.x` must be a finite number, text"),
+        (lambda: Part("a", {"x": float("nan")}), "must be finite numbers, text"),
     ],
 )
 def test_bad_specs_say_why(build, message):

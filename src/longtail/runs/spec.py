@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from longtail._checks import InputError
 from longtail.runs.files import canonical_json, sha256
@@ -19,7 +19,12 @@ from longtail.runs.files import canonical_json, sha256
 POOL = "pool"
 """Setting of data read from a folder of one's own: a fingerprint of what it held."""
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # folders are named after it
+_NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "seed": (lambda x: isinstance(x, int) and x >= 0, "a whole number, at least 0"),
+    "held_out": (lambda x: 0 <= x < 1, "a number, at least 0 and below 1"),
+    "imbalance_ratio": (lambda x: x is None or x >= 1, "a number, at least 1"),
+}
 
 
 class Settings(dict[str, Any]):
@@ -33,11 +38,8 @@ class Settings(dict[str, Any]):
         (160, 180)
     """
 
-    def __init__(self, values: Mapping[str, Any] | None = None, *, where: str = "settings"):
-        values = values or {}
-        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-            raise InputError(f"RunSpec: `{where}` must map names to values; got {values!r}.")
-        super().__init__({key: _frozen(item, f"{where}.{key}") for key, item in values.items()})
+    def __init__(self, values: Mapping[str, Any] | None = None):
+        super().__init__({key: _frozen(item) for key, item in (values or {}).items()})
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("the settings of a RunSpec can't be changed; make a new spec")
@@ -52,20 +54,20 @@ class Settings(dict[str, Any]):
         return hash(tuple(sorted(self.items())))
 
 
-def _frozen(value: Any, where: str) -> Any:
+def _frozen(value: Any) -> Any:
     """Return an unchangeable copy of a JSON value; NumPy scalars become Python's."""
     if isinstance(value, Mapping):
-        return Settings(value, where=where)
+        return Settings(value)
     if isinstance(value, list | tuple):
-        return tuple(_frozen(item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(map(_frozen, value))
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, int | str):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
     raise InputError(
-        f"RunSpec: `{where}` must be a finite number, text, boolean, None, list or mapping; "
+        f"settings of a RunSpec must be finite numbers, text, booleans, None, lists or mappings; "
         f"got {value!r}."
     )
 
@@ -76,11 +78,11 @@ def _plain(value: Any, *, identity: bool = False) -> Any:
     With `identity`, fields at their default are left out and whole floats become integers.
     """
     if isinstance(value, _Document):
-        found = {f.name: (f, getattr(value, f.name)) for f in fields(value)}  # type: ignore[arg-type]
-        return {
-            name: _plain(item, identity=identity)
-            for name, (f, item) in found.items()
-            if not identity or item != (f.default if f.default is not MISSING else Settings())
+        value = {
+            f.name: getattr(value, f.name)
+            for f in fields(value)
+            if not identity
+            or getattr(value, f.name) != (Settings() if f.default is MISSING else f.default)
         }
     if isinstance(value, Mapping):
         return {key: _plain(item, identity=identity) for key, item in value.items()}
@@ -91,44 +93,36 @@ def _plain(value: Any, *, identity: bool = False) -> Any:
     return value
 
 
+@dataclass(frozen=True)
 class _Document:
-    """A dataclass that is a JSON object with its fields for keys."""
+    """A JSON object with the fields for keys, checked and frozen when it is made."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value, part = getattr(self, f.name), _PARTS.get(f.name)
+            if part is None:
+                value = _frozen(value)
+            elif not isinstance(value, part):
+                value = part.from_json({"name": value} if isinstance(value, str) else value)
+            if f.name == "name" and not _SAFE_NAME.fullmatch(str(value)):
+                raise InputError(
+                    f"RunSpec: names must be of letters, digits, dots, dashes and underscores, "
+                    f"since folders are named after them; got {value!r}."
+                )
+            if f.name in _NUMBERS and not _NUMBERS[f.name][0](value):
+                rule = _NUMBERS[f.name][1]
+                raise InputError(f"RunSpec: `{f.name}` must be {rule}; got {value!r}.")
+            self.__dict__[f.name] = value
 
     @classmethod
-    def _from_json(cls, document: Any, where: str) -> Any:
-        """Make the object; without an unknown field two different runs might look alike."""
-        if not isinstance(document, Mapping):
-            raise InputError(f"RunSpec: `{where}` must be a JSON object; got {document!r}.")
-        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        if unknown := sorted(set(document) - known):
-            raise InputError(
-                f"RunSpec: `{where}` has unknown field(s) {', '.join(unknown)}; known are "
-                f"{', '.join(sorted(known))}. A newer longtail may know them."
-            )
+    def from_json(cls, document: Any) -> Self:
+        """Return what `to_json` wrote; a field that is not known is refused."""
         try:
             return cls(**document)
         except TypeError as error:
-            raise InputError(f"RunSpec: `{where}` lacks a field: {error}.") from error
-
-    def _clean(self, where: str, **numbers: tuple[float, float, bool]) -> None:
-        """Check the name and the numbers, (low, high, whole) each; freeze the mappings."""
-        name = getattr(self, "name", "x")
-        if not isinstance(name, str) or not _SAFE_NAME.fullmatch(name):
             raise InputError(
-                f"RunSpec: `{where}name` must be a name of letters, digits, dots, dashes and "
-                f"underscores, since folders are named after it; got {name!r}."
-            )
-        for key, (low, high, whole) in numbers.items():
-            value = _frozen(getattr(self, key), where + key)
-            kind = int if whole else int | float
-            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < high:
-                rule = f"a {'whole ' if whole else ''}number, at least {low:g}"
-                rule += "" if high == math.inf else f" and below {high:g}"
-                raise InputError(f"RunSpec: `{where}{key}` must be {rule}; got {value!r}.")
-            self.__dict__[key] = value
-        for key in ("settings", "values", "overrides"):
-            if hasattr(self, key):
-                self.__dict__[key] = Settings(getattr(self, key), where=where + key)
+                f"RunSpec: not a {cls.__name__} that this longtail knows: {error}."
+            ) from error
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object, with every field."""
@@ -155,10 +149,6 @@ class DataSpec(_Document):
     held_out: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=Settings)
 
-    def __post_init__(self) -> None:
-        ratio = {} if self.imbalance_ratio is None else {"imbalance_ratio": (1, math.inf, False)}
-        self._clean("dataset.", seed=(0, math.inf, True), held_out=(0, 1, False), **ratio)
-
 
 @dataclass(frozen=True)
 class Part(_Document):
@@ -171,9 +161,6 @@ class Part(_Document):
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=Settings)
-
-    def __post_init__(self) -> None:
-        self._clean("")
 
 
 @dataclass(frozen=True)
@@ -189,13 +176,6 @@ class RecipeSpec(_Document):
     name: str
     values: Mapping[str, Any] = field(default_factory=Settings)
     overrides: Mapping[str, Any] = field(default_factory=Settings)
-
-    def __post_init__(self) -> None:
-        self._clean("recipe.")
-        if not self.overrides.items() <= self.values.items():
-            raise InputError(
-                "RunSpec: `recipe.overrides` must be among `recipe.values`, the values in force."
-            )
 
 
 @dataclass(frozen=True)
@@ -224,21 +204,6 @@ class RunSpec(_Document):
     recipe: RecipeSpec
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=Settings)
-
-    def __post_init__(self) -> None:
-        kinds: tuple[type[_Document], ...] = (DataSpec, Part, Part, RecipeSpec)
-        for key, kind in zip(("dataset", "model", "method", "recipe"), kinds, strict=True):
-            value = getattr(self, key)
-            if not isinstance(value, kind):
-                document = {"name": value} if isinstance(value, str) else value
-                self.__dict__[key] = kind._from_json(document, key)
-        self._clean("", seed=(0, math.inf, True))
-
-    @classmethod
-    def from_json(cls, document: Any) -> RunSpec:
-        """Return the spec that `to_json` wrote; a field that is not known is refused."""
-        spec: RunSpec = cls._from_json(document, "spec")
-        return spec
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -277,6 +242,14 @@ class RunSpec(_Document):
             if mine.get(key) != theirs.get(key)
             and not key.startswith(("recipe.name", "recipe.overrides."))
         ]
+
+
+_PARTS: dict[str, type[_Document]] = {
+    "dataset": DataSpec,
+    "model": Part,
+    "method": Part,
+    "recipe": RecipeSpec,
+}
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
