@@ -20,7 +20,7 @@ from scipy.special import softmax
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.predictions.estimates import Change, Tally
-from longtail.predictions.files import Adjusted, Block, Predictions
+from longtail.predictions.files import Adjusted, Block, Predictions, answers_path
 from longtail.predictions.passes import (
     WORKERS,
     Progress,
@@ -207,7 +207,7 @@ class AdjustResult:
 
         adjusted = each_block(adjust, source, progress=progress, rest=True)
         source.source.save(path, self.tau, adjusted)
-        return Written(source.outputs(path), changed, rows)
+        return Written(_outputs(path), changed, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON."""
@@ -262,7 +262,7 @@ def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
         )
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}.")
-    for out in predictions.outputs(path):
+    for out in _outputs(path):
         if out.exists() and source.exists() and out.samefile(source):
             raise InputError(
                 f"{out} is the file that is being adjusted; choose another name, or a second run "
@@ -270,6 +270,11 @@ def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
             )
         if out.exists() and not force:
             raise InputError(f"{out} exists; pass `force=True` to replace it.")
+
+
+def _outputs(path: Path) -> tuple[Path, ...]:
+    """Return the files that adjusted predictions go to."""
+    return (path, answers_path(path)) if path.suffix.lower() == ".npy" else (path,)
 
 
 def adjust_predictions(

@@ -16,21 +16,18 @@ are read through pyarrow.
 from __future__ import annotations
 
 import csv as text
-import dataclasses
 import io
-import math
 import shutil
 import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -58,8 +55,7 @@ ADJUSTED = "adjusted_tau"
 _CSV_BLOCK = 1 << 25  # bytes; a row must fit
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
+class Block(NamedTuple):
     """Consecutive rows of saved predictions.
 
     Attributes:
@@ -97,8 +93,8 @@ class Predictions:
         counts: training examples per class, where the file has them.
         norms: of the last layer's weights, where the source has them.
         bias: of the last layer, where the source has it.
-        left_out: arrays or columns that an adjusted file does not repeat, such as other scores
-            of the same classes.
+        left_out: arrays or columns that an adjusted file does not repeat: other scores of the
+            same classes.
         source: the format: `read(rows, whole)` yields scores, labels or None, and whole rows;
             `save(path, tau, adjusted)` writes the same rows with other scores.
     """
@@ -139,10 +135,6 @@ class Predictions:
             row += len(scores)
         if row < (1 if self.target is None else len(self.target)):
             raise InputError(f"{self.name} has no more than {row} rows.")
-
-    def outputs(self, path: Path) -> tuple[Path, ...]:
-        """Return the files that adjusted predictions go to: scores in an .npy take a second one."""
-        return (path, _answers(path)) if path.suffix.lower() == ".npy" else (path,)
 
     def label(self, index: int) -> str:
         """Return a class as people read it."""
@@ -195,16 +187,16 @@ def open_predictions(
     if path.is_dir():
         return _from_run(path, split, kind)
     suffix = path.suffix.lower()
-    if suffix not in (".npz", ".npy", ".csv", ".tsv", ".parquet", ".pq"):
-        raise InputError(
-            f"{path} must be a run folder or end in .npz, .npy, .csv, .tsv, .parquet or .pq; save "
-            f"predictions with numpy.savez(file, logits=..., target=...), for example."
-        )
     if suffix == ".npz":
         return _from_npz(path, kind, labels, scores, classes)
     if suffix == ".npy":
         return _from_npy(path, kind, labels, classes)
-    return _from_table(path, kind, labels, scores, classes)
+    if suffix in (".csv", ".tsv", ".parquet", ".pq"):
+        return _from_table(path, kind, labels, scores, classes)
+    raise InputError(
+        f"{path} must be a run folder or end in .npz, .npy, .csv, .tsv, .parquet or .pq; save "
+        f"predictions with numpy.savez(file, logits=..., target=...), for example."
+    )
 
 
 def from_arrays(
@@ -266,11 +258,11 @@ def _predictions(
                 f"{name}: there are {len(names)} class names but {num_classes} columns of scores; "
                 f"give one name per column, in order."
             )
-        if "" in names or len(set(names)) < len(names):
-            raise InputError(f"{name}: class names must be distinct and not empty.")
+        if len(set(names)) < len(names):
+            raise InputError(f"{name}: class names must be distinct.")
     if target is not None:
         target = LabelEncoder(num_classes, names, name=name)(target)
-        if len(target) != (num_rows or len(target)):
+        if num_rows not in (None, len(target)):
             raise InputError(f"{name}: there are {num_rows} rows but {len(target)} labels.")
     return Predictions(
         name=name,
@@ -387,7 +379,7 @@ class _Arrays:
 
     scores: NDArray[Any]
     kind: Kind
-    others: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def read(self, rows: int, whole: bool) -> Iterator[tuple[NDArray[Any], Any, Any]]:
         for start in range(0, len(self.scores), rows):
@@ -405,31 +397,32 @@ class _Arrays:
                 file.write(np.ascontiguousarray(scores, dtype=dtype).data)
                 predicted.append(labels)
 
-        if path.suffix.lower() == ".npy":
-            with atomic_path(path) as scores, atomic_path(_answers(path)) as answers:
-                with open(scores, "wb") as file:
+        with ExitStack() as stack:
+            temporary = stack.enter_context(atomic_path(path))
+            if path.suffix.lower() == ".npy":
+                answers = stack.enter_context(atomic_path(answers_path(path)))
+                with open(temporary, "wb") as file:
                     write_scores(file)
                 with open(answers, "wb") as file:
                     np.save(file, np.concatenate(predicted))
-            return
-        with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+                return
+            archive = stack.enter_context(zipfile.ZipFile(temporary, "w"))
             with archive.open(f"{self.kind}.npy", "w", force_zip64=True) as member:
                 write_scores(member)
-            labels = np.concatenate(predicted)
-            more = {**self.others, "predicted": labels, ADJUSTED: np.float64(tau)}
-            for name, array in more.items():
+            more = {"predicted": np.concatenate(predicted), ADJUSTED: np.float64(tau)}
+            for name, array in {**self.others, **more}.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     npy.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
-def _answers(path: Path) -> Path:
+def answers_path(path: Path) -> Path:
     """Return where the predicted labels of adjusted scores in an .npy file are."""
     return path.with_name(f"{path.stem}.predicted.npy")
 
 
 def _from_npy(path: Path, kind: Kind | None, labels: Any, classes: Any) -> Predictions:
-    if _answers(path).exists():
-        raise _adjusted_already(path, f", as {_answers(path).name} beside it says")
+    if answers_path(path).exists():
+        raise _adjusted_already(path, f", as {answers_path(path).name} beside it says")
     kind, target = _said(kind, path), _label_source(labels, (), path, classes)[1]
     array = _checks.matrix(load_npy(path), name=kind, finite=False)
     source = _Arrays(array, kind)
@@ -440,73 +433,51 @@ def _from_npz(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: 
     with readable(path), zipfile.ZipFile(path) as archive:
         names = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
         if ADJUSTED in names:
-            raise _adjusted_already(path, f" (tau = {float(_read(archive, ADJUSTED)):g})")
+            tau = float(mapped_member(path, archive, ADJUSTED))
+            raise _adjusted_already(path, f" (tau = {tau:g})")
         kind, (chosen, *more) = _score_source(names, scores, kind, path)
         if more:
             raise InputError(f"{path}: one array must hold all scores, not {chosen} and {more[0]}.")
         inside, target = _label_source(labels, [n for n in names if n != chosen], path, classes)
-        array = mapped_member(path, archive, chosen)
-        if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
-            raise InputError(
-                f"{path}: `{chosen}` must hold numbers in the shape (examples, classes); it has "
-                f"the shape {array.shape} and dtype {array.dtype}."
-            )
-        others = {}
-        for name in names:
-            with archive.open(f"{name}.npy") as file:
-                vector = sum(size > 1 for size in _read_header(file)[0]) < 2
-            # Other matrices, such as features, may be as large as the scores.
-            if name in (inside, "classes", "counts") or (vector and name not in (chosen, *KINDS)):
-                others[name] = _read(archive, name)
+        left_out = tuple(name for name in names if name in KINDS and name != chosen)
+        arrays = {n: mapped_member(path, archive, n) for n in names if n not in left_out}
+        array = _checks.matrix(arrays.pop(chosen), name=chosen, finite=False)
     known: dict[str, Any] = {
-        key: np.squeeze(others[key]) for key in ("counts", "norms", "bias") if key in others
+        key: np.squeeze(arrays[key]) for key in ("counts", "norms", "bias") if key in arrays
     }
     return _predictions(
         str(path),
         kind,
         array.shape,
-        others.get("classes") if classes is None else classes,
-        target if inside is None else others[inside],
-        _Arrays(array, kind, others),
+        arrays.get("classes") if classes is None else classes,
+        target if inside is None else arrays[inside],
+        _Arrays(array, kind, arrays),
         mapped=array,
-        left_out=tuple(name for name in names if name != chosen and name not in others),
+        left_out=left_out,
         **known,
     )
-
-
-def _read(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    with archive.open(f"{name}.npy") as file:
-        return np.asarray(npy.read_array(file, allow_pickle=False))
-
-
-def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, Fortran order and dtype of the array that follows."""
-    first = npy.read_magic(file) == (1, 0)
-    return (npy.read_array_header_1_0 if first else npy.read_array_header_2_0)(file)
 
 
 def mapped_member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     """Return a memory map of an array in an .npz; what is compressed is unpacked to a disk."""
     info = archive.getinfo(f"{name}.npy")
-    with archive.open(info) as file:
-        (shape, fortran, dtype), offset = _read_header(file), file.tell()
+    with ExitStack() as stack:
+        if info.compress_type == zipfile.ZIP_STORED:
+            file: Any = stack.enter_context(open(path, "rb"))
+            file.seek(info.header_offset + 26)  # the member's own header says where its data begin
+            lengths = np.frombuffer(file.read(4), "<u2")
+            file.seek(int(lengths.sum()), io.SEEK_CUR)
+        else:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            with archive.open(info) as packed:
+                shutil.copyfileobj(packed, file)
+            file.seek(0)
+        first = npy.read_magic(file) == (1, 0)
+        header = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
+        shape, fortran, dtype = header(file)
         if dtype.hasobject:
             raise ValueError(f"`{name}` holds Python objects; save names as text")
-        if math.prod(shape) * dtype.itemsize > info.file_size:
-            raise ValueError(f"`{name}` is smaller than its header says")
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        order: Any = "F" if fortran else "C"
-        if info.compress_type != zipfile.ZIP_STORED:
-            with tempfile.TemporaryFile() as unpacked:
-                shutil.copyfileobj(file, unpacked)
-                return np.memmap(unpacked, dtype, "r", 0, shape, order)
-    with open(path, "rb") as raw:  # the member's own header says where its data begin
-        raw.seek(info.header_offset + 26)
-        lengths = np.frombuffer(raw.read(4), "<u2")
-    return np.memmap(
-        path, dtype, "r", info.header_offset + 30 + int(lengths.sum()) + offset, shape, order
-    )
+        return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
 
 
 # --- tables -----------------------------------------------------------------------------------
@@ -518,6 +489,7 @@ class _Table:
 
     Attributes:
         path: the file.
+        separator: what stands between the cells of a csv file; None for parquet.
         schema: of the whole table.
         columns: names of the score columns; a single one if it holds lists.
         lists: whether it does.
@@ -526,6 +498,7 @@ class _Table:
     """
 
     path: Path
+    separator: str | None
     schema: Any
     columns: tuple[str, ...]
     lists: bool = False
@@ -561,8 +534,7 @@ class _Table:
         from pyarrow import csv, parquet
 
         if self.separator is None:
-            file = parquet.ParquetFile(self.path)
-            yield from file.iter_batches(batch_size=rows, columns=wanted)
+            yield from parquet.ParquetFile(self.path).iter_batches(rows, columns=wanted)
             return
         convert = csv.ConvertOptions(
             column_types=self.schema, include_columns=wanted, strings_can_be_null=False
@@ -572,83 +544,68 @@ class _Table:
         with csv.open_csv(self.path, blocks, parse, convert) as reader:
             yield from reader
 
-    @property
-    def separator(self) -> str | None:
-        """What stands between the cells of a csv file; None for parquet."""
-        return SEPARATORS.get(self.path.suffix.lower())
-
     def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
-        import pyarrow as pa
         from pyarrow import parquet
 
-        place = {name: k for k, name in enumerate(self.columns)}
-        dropped = {"predicted", *self.left_out}
-        kept = [
-            field.with_type(_floats(field.type)) if field.name in place else field
-            for field in self.schema
-            if field.name not in dropped
-        ]
-        metadata = {**(self.schema.metadata or {}), f"longtail.{ADJUSTED}".encode(): repr(tau)}
-        if kept != list(self.schema):
-            metadata.pop(b"pandas", None)  # describes columns that are gone or changed
-        marks = [pa.field(ADJUSTED, pa.string())] if self.separator else []
-
-        def batches() -> Iterator[Any]:
-            for block, scores, predicted in adjusted:
-                if not self.lists:
-                    new = [pa.array(column) for column in scores.T]
-                else:
-                    ends = np.arange(len(scores) + 1, dtype=np.int32) * scores.shape[1]
-                    new = [pa.ListArray.from_arrays(ends, pa.array(scores.reshape(-1)))]
-                columns = [
-                    new[place[field.name]].cast(field.type, safe=False)
-                    if field.name in place
-                    else block.rest.column(field.name)
-                    for field in kept
-                ]
-                columns.append(pa.array(predicted.tolist()))
-                columns += [pa.array([f"{tau:.12g}"] * len(scores)) for _ in marks]
-                fields = [*kept, pa.field("predicted", columns[len(kept)].type), *marks]
-                yield pa.record_batch(columns, pa.schema(fields, None if marks else metadata))
-
-        found = batches()
+        found = self._adjusted(tau, adjusted)
         first = next(found)
         with ExitStack() as stack:
             temporary = stack.enter_context(atomic_path(path))
             if self.separator is None:
-                file = parquet.ParquetWriter(temporary, first.schema)
-                write = stack.enter_context(file).write_batch
-            else:
-                raw = stack.enter_context(open(temporary, "wb"))
-                write = partial(_write_csv, raw, self.separator)
-                header = io.StringIO()
-                rows = text.writer(header, delimiter=self.separator, lineterminator="\n")
-                rows.writerow(first.schema.names)
-                raw.write(header.getvalue().encode())
+                file = stack.enter_context(parquet.ParquetWriter(temporary, first.schema))
+                for batch in chain([first], found):
+                    file.write_batch(batch)
+                return
+            out = stack.enter_context(open(temporary, "wb"))
+            header = io.StringIO()
+            cells = text.writer(header, delimiter=self.separator, lineterminator="\n")
+            cells.writerow(first.schema.names)
+            out.write(header.getvalue().encode())
             for batch in chain([first], found):
-                write(batch)
+                out.write(_csv_rows(batch, self.separator))
+
+    def _adjusted(self, tau: float, adjusted: Iterable[Adjusted]) -> Iterator[Any]:
+        """Yield the batches of the adjusted table."""
+        import pyarrow as pa
+
+        place = {name: k for k, name in enumerate(self.columns)}
+        kept = [f for f in self.schema if f.name not in {"predicted", *self.left_out}]
+        metadata = {**(self.schema.metadata or {}), f"longtail.{ADJUSTED}".encode(): repr(tau)}
+        if kept != list(self.schema):
+            metadata.pop(b"pandas", None)  # describes columns that are gone
+        for block, scores, predicted in adjusted:
+            if self.lists:
+                ends = np.arange(len(scores) + 1, dtype=np.int32) * scores.shape[1]
+                new = [pa.ListArray.from_arrays(ends, pa.array(scores.reshape(-1)))]
+            else:
+                new = [pa.array(column) for column in scores.T]
+            columns = {
+                f.name: new[place[f.name]].cast(f.type, safe=False)
+                if f.name in place
+                else block.rest.column(f.name)
+                for f in kept
+            }
+            columns["predicted"] = pa.array(predicted.tolist())
+            if self.separator is not None:
+                columns[ADJUSTED] = pa.array([f"{tau:.12g}"] * len(scores))
+                metadata = {}
+            fields = [*kept, *(pa.field(n, columns[n].type) for n in [*columns][len(kept) :])]
+            yield pa.record_batch([*columns.values()], pa.schema(fields, metadata))
 
 
-def _write_csv(raw: IO[bytes], separator: str, batch: Any) -> None:
+def _csv_rows(batch: Any, separator: str) -> bytes:
+    """Return rows of csv, in quotation marks only where a cell holds one or a separator."""
     import pyarrow as pa
     from pyarrow import csv
 
-    for quotes in ("none", "needed"):  # refused if a cell holds a separator or a quotation mark
+    out = pa.BufferOutputStream()
+    how = {"include_header": False, "delimiter": separator}
+    try:
+        csv.write_csv(batch, out, csv.WriteOptions(**how, quoting_style="none"))
+    except pa.ArrowInvalid:
         out = pa.BufferOutputStream()
-        how = csv.WriteOptions(include_header=False, delimiter=separator, quoting_style=quotes)
-        with suppress(pa.ArrowInvalid):
-            csv.write_csv(batch, out, how)
-            raw.write(out.getvalue())
-            return
-
-
-def _floats(kind: Any) -> Any:
-    """Return the type of adjusted scores: the given one, but float64 for whole numbers."""
-    import pyarrow as pa
-
-    if pa.types.is_floating(getattr(kind, "value_type", kind)):
-        return kind
-    return pa.list_(pa.float64()) if hasattr(kind, "value_type") else pa.float64()
+        csv.write_csv(batch, out, csv.WriteOptions(**how, quoting_style="needed"))
+    return bytes(out.getvalue())
 
 
 def _from_table(
@@ -676,11 +633,15 @@ def _from_table(
     inside, target = _label_source(labels, names, path, classes)
     others = [name for name in names if name != inside]
     kind, columns = _score_source(others, scores, kind, path)
-    numbers = set(columns)
-    if separator:  # all other cells stay the text that they are
-        types = [(name, pa.float64() if name in numbers else pa.string()) for name in names]
-        schema = pa.schema(types)
     lists = len(columns) == 1 and hasattr(schema.field(columns[0]).type, "value_type")
+    numbers, real = set(columns), pa.list_(pa.float64()) if lists else pa.float64()
+    fields = [  # other cells of a csv file stay the text that they are
+        f.with_type(real)
+        if f.name in numbers and not pa.types.is_floating(getattr(f.type, "value_type", f.type))
+        else f
+        for f in schema
+    ]
+    schema = pa.schema(fields, schema.metadata)
     own = None if lists else tuple(name.removeprefix(PREFIXES[kind]) for name in columns)
     if own and classes is not None and own[0] != columns[0] and tuple(classes) != own:
         raise InputError(
@@ -690,7 +651,7 @@ def _from_table(
     other = "probs" if kind == "logits" else "logits"
     repeated = {other, *(PREFIXES[other] + name for name in own or classes or ())} - numbers
     left_out = tuple(name for name in others if name in repeated)
-    table = _Table(path, schema, tuple(columns), lists, inside, left_out)
+    table = _Table(path, separator, schema, tuple(columns), lists, inside, left_out)
     shape = num_rows, len(columns)
     if lists:
         shape = num_rows, next((scores.shape[1] for scores, _, _ in table.read(1, False)), 0)

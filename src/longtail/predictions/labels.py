@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,24 +85,21 @@ class LabelEncoder:
                 f"{self.name}: labels must have the shape (examples,), one label each; their "
                 f"shape is {array.shape} (of one-hot labels save argmax(axis=1))."
             )
-        array = array.reshape(-1)
         if array.dtype.kind == "S":
-            array = np.char.decode(array, "utf-8", "replace")
+            array = np.char.decode(array, "utf-8")
         if array.dtype.kind not in "iufUb":
             raise InputError(
                 f"{self.name}: labels must be whole numbers or names; their dtype is "
                 f"{array.dtype} (names.astype(str) makes them text)."
             )
-        found, inverse = np.unique(array, return_inverse=True)
+        found, inverse = np.unique(array.reshape(-1), return_inverse=True)
         texts = [str(label).strip() for label in found]
-        index = self._index
-        codes = [index[t] if t in index else index.get(str(whole(t)), -1) for t in texts]
+        codes = [self._index.get(t, self._index.get(str(whole(t)), -1)) for t in texts]
         result: IntArray = np.array(codes, dtype=np.int64)[inverse]
-        unknown = np.flatnonzero(result < 0)
-        if len(unknown):
-            label = str(array[unknown[0]]).strip()
+        if -1 in codes:
+            row = int(np.argmin(result))
             raise InputError(
-                f"{self.name}: row {first_row + int(unknown[0])} has the label {label!r}, which "
+                f"{self.name}: row {first_row + row} has the label {texts[inverse[row]]!r}, which "
                 f"is none of the classes {self.known}."
             )
         return result
@@ -125,8 +122,7 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
     """
     if path.suffix.lower() == ".npy":
         return load_npy(path)
-    rows = _rows(path)
-    header = rows[0]
+    header, *rows = _rows(path)
     named = [k for k, text in enumerate(header) if text in LABEL_NAMES]
     if len(header) > 1 and len(named) != 1:
         raise InputError(
@@ -134,9 +130,10 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
             f"its columns are {_checks.listing(header)}."
         )
     column = named[0] if named else 0
-    if named or (whole(header[0]) is None and header[0] not in (class_names or header)):
-        rows = rows[1:]
-    return np.array([row[column] for row in rows], dtype=str)
+    if not named and (whole(header[0]) is not None or header[0] in (class_names or header)):
+        rows = [header, *rows]
+    with readable(path):
+        return np.array([row[column] for row in rows], dtype=str)
 
 
 def read_numbers(
@@ -153,7 +150,6 @@ def read_numbers(
     Returns:
         Shape (num_classes,), integers if all are whole.
     """
-    values: Any
     if os.path.isfile(text):
         with readable(text):
             values = _number_file(Path(text))
@@ -167,13 +163,13 @@ def read_numbers(
             ) from error
     if num_classes is None:
         num_classes = len(values if class_names is None else class_names)
-    if isinstance(values, dict):
-        encode = LabelEncoder(num_classes, class_names, name=f"{option} {text}")
-        places = encode(list(values))
+    if len(values) and isinstance(values[0], tuple):
+        labels, amounts = zip(*values, strict=True)
+        places = LabelEncoder(num_classes, class_names, name=f"{option} {text}")(labels)
         if len(set(places)) < len(places):
             raise InputError(f"{option} {text} names a class twice.")
         numbers = np.zeros(num_classes)
-        numbers[places] = list(values.values())
+        numbers[places] = amounts
     else:
         numbers = np.asarray(values, np.float64)
         if len(numbers) != num_classes:
@@ -186,15 +182,15 @@ def read_numbers(
 
 
 def _number_file(path: Path) -> Any:
-    """Return the numbers of a file by class or in order; raises whatever is wrong with it."""
+    """Return the numbers of a file in order, or pairs of class and number."""
     suffix = path.suffix.lower()
-    if suffix == ".json":
-        found = json.loads(path.read_bytes(), object_pairs_hook=_each_once)
-        if isinstance(found, dict):
-            return {key: float(value) for key, value in found.items()}
-        return np.asarray(found, np.float64).reshape(-1)
     if suffix == ".npy":
         return load_npy(path).astype(np.float64).reshape(-1)
+    if suffix == ".json":
+        found = json.loads(path.read_bytes(), object_pairs_hook=tuple)
+        if isinstance(found, tuple):
+            return [(label, float(number)) for label, number in found]
+        return np.asarray(found, np.float64).reshape(-1)
     rows = _rows(path)
     if suffix not in SEPARATORS:
         return [float(word) for (line,) in rows for word in line.replace(",", " ").split()]
@@ -202,20 +198,9 @@ def _number_file(path: Path) -> Any:
         float(rows[0][-1])
     except ValueError:
         rows = rows[1:]  # names of the columns
-    widths = {len(row) for row in rows}
-    if widths == {1}:
+    if {len(row) for row in rows} == {1}:
         return [float(number) for (number,) in rows]
-    if widths == {2}:
-        return _each_once((label, float(number)) for label, number in rows)
-    raise ValueError("it must have one column of numbers, or two: class and number")
-
-
-def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    pairs = list(pairs)
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a class occurs twice")
-    return found
+    return [(label, float(number)) for label, number in rows]
 
 
 def _rows(path: Path) -> list[list[str]]:
@@ -227,9 +212,6 @@ def _rows(path: Path) -> list[list[str]]:
         rows = [[cell.strip() for cell in row] for row in table]
         if not rows:
             raise ValueError("it is empty")
-        for number, row in enumerate(rows, start=1):
-            if len(row) != len(rows[0]):
-                raise ValueError(f"row {number} has {len(row)} cells but the first {len(rows[0])}")
     return rows
 
 
