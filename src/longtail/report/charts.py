@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
@@ -29,8 +28,7 @@ MOST_BARS, BINS, DENSE = 200, 20, 40
 FEWEST = 10
 
 INK, MUTED, PAPER, CLEAR = "#1F2328", "#57606A", "#FFF", "#FFF0"
-# Methods of one colour, such as softmax and softmax+drw, differ in dashes and hatches; as many of
-# each, so that a method's variant means the same in both.
+# Methods of one colour, such as softmax and softmax+drw, differ in dashes and hatches.
 DASHES = (
     "solid", "9px,3px", "2px,3px", "11px,3px,2px,3px", "20px,4px", "4px,9px",
     "11px,3px,2px,3px,2px,3px", "20px,3px,7px,3px",
@@ -60,7 +58,7 @@ class Series(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Plotly's data and layout, and what screen readers are told."""
+    """Plotly's data and layout, and a description for screen readers."""
 
     id: str
     label: str
@@ -68,19 +66,20 @@ class Chart(NamedTuple):
     layout: dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class ClassAxis:
+class ClassAxis(NamedTuple):
     """Classes from most to least frequent, or groups of neighbours where there are too many.
 
     Attributes:
         members: the classes of each bar, in order.
         names: of each bar, short.
         counts: training examples of each bar's classes, as text: ``114`` or ``500–480``.
+        each: meaning of a bar: ``class``, or ``group of 100 classes``.
     """
 
-    members: tuple[IntArray, ...]
-    names: tuple[str, ...]
-    counts: tuple[str, ...]
+    members: list[IntArray]
+    names: list[str]
+    counts: list[str]
+    each: str
 
     @classmethod
     def of(cls, prior: ClassPrior, class_names: Sequence[str] | None = None) -> ClassAxis:
@@ -89,26 +88,21 @@ class ClassAxis:
         Examples:
             >>> axis = ClassAxis.of(ClassPrior.from_counts([5, 90, 20]), ["a", "b", "c"])
             >>> axis.names, axis.counts
-            (('b', 'c', 'a'), ('90', '20', '5'))
+            (['b', 'c', 'a'], ['90', '20', '5'])
         """
-        order = np.argsort(-prior.probs, kind="stable").astype(np.int64)
+        names = list(class_names or map(str, range(prior.num_classes)))
         if prior.counts is None:
             amounts = [f"{100 * share:.3g}%" for share in prior.probs]
         else:
             amounts = [f"{count:,}" for count in prior.counts]
-        parts = np.array_split(order, len(order) if len(order) <= MOST_BARS else BINS)
-        names = [
-            f"{len(part)} classes" if len(part) > 1 else (class_names or range(len(order)))[part[0]]
-            for part in parts
-        ]
-        counts = ("–".join(dict.fromkeys((amounts[p[0]], amounts[p[-1]]))) for p in parts)
-        return cls(tuple(parts), tuple(map(str, names)), tuple(counts))
-
-    @property
-    def each(self) -> str:
-        """Meaning of a bar: ``class``, or ``group of 100 classes``."""
-        size = len(self.members[0])
-        return "class" if size == 1 else f"group of {size:,} classes"
+        order = np.argsort(-prior.probs, kind="stable").astype(np.int64)
+        if len(order) <= MOST_BARS:
+            names, amounts = [names[k] for k in order], [amounts[k] for k in order]
+            return cls([*order[:, None]], names, amounts, "class")
+        parts = np.array_split(order, BINS)
+        counts = ["–".join(dict.fromkeys((amounts[p[0]], amounts[p[-1]]))) for p in parts]
+        each = f"group of {len(parts[0]):,} classes"
+        return cls(parts, [f"{len(part)} classes" for part in parts], counts, each)
 
     def mean(self, values: FloatArray) -> FloatArray:
         """Return the mean over each bar's classes of values of shape (…, num_classes)."""
@@ -156,8 +150,7 @@ class Choice(NamedTuple):
     error: float
 
 
-@dataclass(frozen=True, eq=False)
-class TauMethod:
+class TauMethod(NamedTuple):
     """One post-hoc method over tau.
 
     Attributes:
@@ -173,6 +166,9 @@ class TauMethod:
     per_class: FloatArray
     choices: dict[str, Choice]
     presets: dict[str, float]
+
+
+# ---------------------------------------------------------------------------- parts
 
 
 def rounded(values: Any, digits: int = 3) -> Any:
@@ -198,7 +194,7 @@ def _upright(x: float, dash: str, color: str) -> dict[str, Any]:
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
-def _bar(x: Sequence[Any], y: FloatArray, color: str, **trace: Any) -> dict[str, Any]:
+def _bar(x: Iterable[Any], y: FloatArray, color: str, **trace: Any) -> dict[str, Any]:
     return {"type": "bar", "x": list(x), "y": rounded(y), "marker": {"color": color}, **trace}
 
 
@@ -216,40 +212,34 @@ def _lines(
     """A line per method: colour, symbol and dash together tell them apart."""
     found = []
     for i, (one, y) in enumerate(zip(series, values, strict=True)):
-        symbol = list(SYMBOLS)[i % len(SYMBOLS)]
         line = _line(x, y, one.color, dash=DASHES[one.variant % len(DASHES)], **trace)
-        line |= {"name": one.label, "visible": one.shown}
+        symbol = list(SYMBOLS)[i % len(SYMBOLS)]
         line["marker"] = {"color": one.color, "size": 8, "symbol": symbol}
+        line |= {"name": one.label, "visible": one.shown}
         found.append({**line, "hovertemplate": f"{one.label}<br>{hover}<extra></extra>"})
     return found
 
 
 def _mark(
-    x: float,
-    y: float,
-    color: str,
-    edge: str,
-    *,
-    ends: tuple[float, float],
-    hover: str,
-    symbol: str = "circle",
-    **trace: Any,
+    x: float, low: float, high: float, y: float, fill: str, edge: str, symbol: str, **trace: Any
 ) -> dict[str, Any]:
-    """A single mark with an interval."""
-    width = 2.0 if symbol == "circle" else 1.4
-    look = {"symbol": symbol, "size": 15 if symbol == "star" else 12, "color": color}
-    error = {"type": "data", "symmetric": False, "color": edge, "thickness": width}
-    error |= {"arrayminus": rounded([x - ends[0]], 6), "array": rounded([ends[1] - x], 6)}
+    """A single mark with an interval; a circle stands out by thicker lines."""
+    thick, size = 2.0 if symbol == "circle" else 1.4, 15 if symbol == "star" else 12
+    line = {"color": edge, "width": thick}
+    error = {"type": "data", "symmetric": False, "color": edge, "thickness": thick}
+    ends = {"arrayminus": rounded([x - low], 6), "array": rounded([high - x], 6)}
     return {
         "type": "scatter",
         "mode": "markers",
         "x": rounded([x], 6),
         "y": rounded([y]),
-        "marker": {**look, "line": {"color": edge, "width": width}},
-        "error_x": {**error, "width": 0 if symbol == "circle" else 4},
-        "hovertemplate": f"{hover}<extra></extra>",
+        "marker": {"symbol": symbol, "size": size, "color": fill, "line": line},
+        "error_x": {**error, **ends, "width": 0 if symbol == "circle" else 4},
         **trace,
     }
+
+
+# ---------------------------------------------------------------------------- charts
 
 
 def frequencies(axis: ClassAxis, counts: FloatArray) -> Chart:
@@ -271,12 +261,12 @@ def method_errors(
     traces, names = [], []
     for i, (one, oracle) in enumerate(zip(series, hollow, strict=True)):
         spread = f" ± {halves[i]:.1f}" if halves[i] else ""
-        hover = f"{one.label}<br>{means[i]:.1f}{spread}%"
-        fill, ends = PAPER if oracle else one.color, (lows[i], highs[i])
-        traces.append(_mark(means[i], i, fill, one.color, ends=ends, hover=hover))
-        place = {"x": 0, "xref": "paper", "xanchor": "left", "y": i, "yshift": 19}
+        hover = f"{one.label}<br>{means[i]:.1f}{spread}%<extra></extra>"
+        place = (means[i], lows[i], highs[i], i, PAPER if oracle else one.color, one.color)
+        traces.append(_mark(*place, "circle", hovertemplate=hover))
         font = {"size": 13, "color": MUTED if oracle else INK}
-        names.append({"text": one.label, **place, "showarrow": False, "font": font})
+        at = {"x": 0, "xref": "paper", "xanchor": "left", "y": i, "yshift": 19}
+        names.append({"text": one.label, "showarrow": False, "font": font, **at})
     room = 0.06 * (highs.max() - lows.min()) or 1.0
     limits = rounded([max(0, lows.min() - room), highs.max() + room])
     layout = {
@@ -293,10 +283,9 @@ def by_class(
     axis: ClassAxis, series: Sequence[Series], values: FloatArray, *, what: str = "error"
 ) -> Chart:
     """A line per method over the classes, most frequent first; `values` (methods, classes)."""
-    count = len(axis.members)
-    mode, hover = "lines" if count > DENSE else "lines+markers", "%{hovertext}<br>%{y:.1f}%"
-    shown = axis.mean(values)
-    traces = _lines(series, range(count), shown, hover, mode=mode, hovertext=axis.hover())
+    places = range(len(axis.members))
+    mode, hover = "lines" if len(places) > DENSE else "lines+markers", "%{hovertext}<br>%{y:.1f}%"
+    traces = _lines(series, places, axis.mean(values), hover, mode=mode, hovertext=axis.hover())
     layout = {"xaxis": axis.ticks(), "yaxis": _percent(what), "height": 400}
     label = f"{what.capitalize()} of each {axis.each}, most frequent first"
     return Chart("chart-classes" if what == "error" else f"chart-{what}", label, traces, layout)
@@ -380,8 +369,7 @@ def tau_curves(
     start: float,
 ) -> Chart:
     """Balanced error against tau; the first shape is the line that the slider moves."""
-    digits, zero = tau_digits(taus), int(np.argmin(np.abs(taus)))
-    ends = [float(taus[0]), float(taus[-1])]
+    digits, ends = tau_digits(taus), [float(taus[0]), float(taus[-1])]
     traces: list[dict[str, Any]] = []
     for one in methods:
         color, label = one.series.color, one.series.label
@@ -394,28 +382,26 @@ def tau_curves(
             _line(taus, one.curves.max(axis=0), color, **hidden, **fill),
             _line(taus, one.curves.mean(axis=0), color, width=2.8, **named),
         ]
-    for what in dict.fromkeys(what for one in methods for what in one.choices):
-        symbol = "star" if what.startswith("oracle") else "diamond"
-        for one in methods:
-            if found := one.choices.get(what):
-                tau, low, high = (f"{value:.{digits}f}" for value in found[:3])
-                hover = (
-                    f"{one.series.label}<br>{what}<br>τ = {tau} ({low} to {high})<br>%{{y:.1f}}%"
-                )
-                look: Any = {"symbol": symbol, "name": what, "legendgroup": what}
-                place = (found.tau, found.error, one.series.color, INK)
-                traces.append(_mark(*place, ends=(found.low, found.high), hover=hover, **look))
+    marked = [(how, one) for one in methods for how in one.choices]
+    order = list(dict.fromkeys(how for how, _ in marked))
+    for how, one in sorted(marked, key=lambda pair: order.index(pair[0])):
+        found, symbol = one.choices[how], "star" if how.startswith("oracle") else "diamond"
+        tau, low, high = (f"{value:.{digits}f}" for value in found[:3])
+        hover = f"{one.series.label}<br>{how}<br>τ = {tau} ({low} to {high})<br>%{{y:.1f}}%"
+        named = {"name": how, "legendgroup": how, "hovertemplate": f"{hover}<extra></extra>"}
+        traces.append(_mark(*found, one.series.color, INK, symbol, **named))
     for series, error in references:
         hover = f"{series.label}: %{{y:.1f}}%<extra></extra>"
         named = {"width": 1.6, "dash": "8px,5px", "name": series.label, "hovertemplate": hover}
         traces.append(_line(ends, [error] * 2, series.color, **named))
     # Room for the valley: far beyond it every curve climbs to useless errors.
-    top = max(float(one.curves.max()) for one in methods)
+    top, zero = max(one.curves.max() for one in methods), int(np.argmin(np.abs(taus)))
     before = max(float(one.curves[:, zero].max()) for one in methods)
-    ceiling = min(1.05 * top, 2.5 * before or math.inf, 102.0)
     layout = {
         "xaxis": _axis("τ", range=ends, showgrid=True),
-        "yaxis": _percent("balanced error", range=[0, ceiling]),
+        "yaxis": _percent(
+            "balanced error", range=[0, min(1.05 * float(top), 2.5 * before or math.inf, 102.0)]
+        ),
         "height": 400,
         "shapes": [_upright(start, "solid", INK)],
     }
@@ -459,36 +445,37 @@ def slider(
     digits = tau_digits(taus)
     script = {"taus": rounded(taus, digits + 1), "digits": digits, "methods": values}
     script |= {"unadjusted": place(0.0), "start": place(start)}
+
+    def bars(key: str, x: Sequence[Any], hover: list[str], xaxis: dict[str, Any]) -> Chart:
+        """Bars that the slider moves, and the outline of those without adjustment."""
+        told, dense = "%{hovertext}<br>%{y:.1f}%<extra></extra>", len(x) > DENSE
+        now, before = (values[0][key][script[at]] for at in ("start", "unadjusted"))
+        moving = _bar(x, now, values[0]["color"], hovertext=hover, hovertemplate=told)
+        told = told.replace("<br>", "<br>without adjustment ")
+        outline = _bar(x, before, CLEAR, hovertext=hover, hovertemplate=told)
+        outline["marker"]["line"] = {"color": INK, "width": 1.4}
+        if dense:  # a hundred boxes would hide the bars; one line around them does not
+            shape = {"color": INK, "width": 1.4, "shape": "hvh"}
+            outline |= {"type": "scatter", "mode": "lines", "line": shape}
+        layout = {"xaxis": xaxis, "yaxis": _percent("error"), "height": 360}
+        layout |= {"barmode": "overlay", "bargap": 0.05 if dense else 0.25}
+        label = f"Error of {key} at the slider's τ, most frequent first"
+        return Chart(f"chart-slider-{key}", label, [moving, outline], layout)
+
     names = ["all classes", *groups]
-    by_group = _moving("groups", values[0], script, names, names)
-    by_group.layout["xaxis"] = _axis("classes by training examples")
-    by_class = _moving("classes", values[0], script, range(len(axis.members)), axis.hover())
-    by_class.layout["xaxis"] = axis.ticks()
-    return script, by_group, by_class
+    return (
+        script,
+        bars("groups", names, names, _axis("classes by training examples")),
+        bars("classes", range(len(axis.members)), axis.hover(), axis.ticks()),
+    )
 
 
-def _moving(
-    key: str, values: dict[str, Any], script: dict[str, Any], x: Sequence[Any], hover: list[str]
-) -> Chart:
-    """Bars that the slider moves, and the outline of those without adjustment."""
-    told = "%{hovertext}<br>%{y:.1f}%<extra></extra>"
-    now, before = (values[key][script[at]] for at in ("start", "unadjusted"))
-    bars = _bar(x, now, values["color"], hovertext=hover, hovertemplate=told)
-    told = told.replace("<br>", "<br>without adjustment ")
-    outline = _bar(x, before, CLEAR, hovertext=hover, hovertemplate=told)
-    outline["marker"]["line"] = {"color": INK, "width": 1.4}
-    if len(x) > DENSE:  # a hundred boxes would hide the bars; one line around them does not
-        shape = {"color": INK, "width": 1.4, "shape": "hvh"}
-        outline |= {"type": "scatter", "mode": "lines", "line": shape}
-    gap = 0.05 if len(x) > DENSE else 0.25
-    layout = {"yaxis": _percent("error"), "height": 360, "barmode": "overlay", "bargap": gap}
-    label = f"Error of {key} at the slider's τ, most frequent first"
-    return Chart(f"chart-slider-{key}", label, [bars, outline], layout)
+# ---------------------------------------------------------------------------- on paper
 
 
 def draw(chart: Chart) -> Any:
     """Return a chart as a matplotlib figure, with all of its methods and its legend beside it."""
-    names = {trace["name"]: trace for trace in chart.data if "name" in trace}
+    names = {trace["name"] for trace in chart.data if "name" in trace}
     bars = [trace for trace in chart.data if trace["type"] == "bar"]
     entries: dict[str, Any] = {}
     height = max(chart.layout["height"] / 135, 0.3 + 0.17 * len(names))
@@ -525,7 +512,7 @@ def draw(chart: Chart) -> Any:
 
 
 def _plain(text: str) -> str:
-    return re.sub("<[^>]*>", "", str(text).replace("<br>", "\n"))
+    return re.sub("<[^>]*>", "", text.replace("<br>", "\n"))
 
 
 def _draw_line(axes: Any, trace: dict[str, Any]) -> Any:
