@@ -2,8 +2,7 @@
 
     files     atomic writes, hashes, fingerprints, tensors in files
     spec      RunSpec: everything that decides a run's result, to JSON and back
-    folder    Run: a run's folder, read; which runs compare
-    writer    RunWriter: a run's folder, written
+    folder    Run and RunWriter: a run's folder, read and written; which runs compare
     ensemble  the mean logits of several runs, as a run
     naming    what runs are called side by side: their methods, and what tells them apart
     packing   finished runs into one archive, and out again
@@ -19,6 +18,7 @@ from longtail.runs.folder import (
     Head,
     Run,
     RunError,
+    RunWriter,
     SplitLogits,
     UnfinishedRunError,
     find_runs,
@@ -27,7 +27,6 @@ from longtail.runs.folder import (
 )
 from longtail.runs.packing import pack, unpack
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
-from longtail.runs.writer import RunWriter
 
 __all__ = [
     "FORMAT",

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from longtail._checks import InputError
 from longtail.margins import MARGINS
-from longtail.runs.folder import MEMBERS, Run, RunError, SplitLogits, same_data
+from longtail.runs.folder import MEMBERS, Run, RunError, RunWriter, SplitLogits, same_data
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
-from longtail.runs.writer import RunWriter
 
 NAME = "ensemble"
 _SEED = re.compile(rf"(?!{NAME}-s)[^/]+-s(\d+)-[0-9a-f]{{8}}")  # of the last part of a run's name

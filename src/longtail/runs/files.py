@@ -56,9 +56,6 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     new one, never a part; of several writers the last one wins. A file that is replaced keeps its
     permissions.
 
-    Args:
-        path: the file's final name; its folder must exist.
-
     Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -70,11 +67,8 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     temporary = temporary_name(path)
     try:
-        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        mode = os.fstat(handle).st_mode  # as the umask has it
-        os.close(handle)
-        with suppress(FileNotFoundError):
-            mode = path.stat().st_mode
+        temporary.touch(exist_ok=False)
+        mode = (path if path.exists() else temporary).stat().st_mode
         yield temporary
         temporary.chmod(mode & 0o7777)
         _sync(temporary)
@@ -124,10 +118,11 @@ def read_json(path: Path | str) -> Any:
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is twice")
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is twice")
+        found[key] = value
     return found
 
 
@@ -161,12 +156,6 @@ def fingerprint(*arrays: Any) -> str:
 
     Byte order and memory layout play no part; dtype, shape and the arrays' order do. Memory
     maps are read in pieces.
-
-    Args:
-        arrays: NumPy arrays, torch tensors, lists; numbers or booleans.
-
-    Returns:
-        64 hexadecimal digits.
 
     Examples:
         >>> fingerprint(np.arange(3))[:8]
@@ -224,11 +213,7 @@ def tensor_bytes(tensors: Mapping[str, Any]) -> bytes:
 
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    arrays = {n: np.asarray(_checks.as_numpy(tensors[n]), order="C") for n in sorted(tensors)}
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise InputError(f"`{name}` must hold numbers or booleans; its dtype is {array.dtype}.")
-    return arrays
+    return {n: np.asarray(_checks.as_numpy(tensors[n]), order="C") for n in sorted(tensors)}
 
 
 def read_tensors(path: Path | str) -> dict[str, NDArray[Any]]:
@@ -241,19 +226,18 @@ def read_tensors(path: Path | str) -> dict[str, NDArray[Any]]:
         with safetensors.safe_open(path, framework="numpy"), open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        return {name: _mapped(path, 8 + length, **entry) for name, entry in header.items()}
-    except (safetensors.SafetensorError, TypeError, ValueError) as error:
+    except (safetensors.SafetensorError, ValueError) as error:
         raise InputError(f"{path} is not a readable safetensors file: {error}.") from error
-
-
-def _mapped(
-    path: Path | str, offset: int, *, dtype: str, shape: list[int], data_offsets: list[int]
-) -> NDArray[Any]:
-    kind = np.dtype("?" if dtype == "BOOL" else f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
-    if 0 in shape:
-        return np.empty(shape, kind)
-    return np.memmap(path, kind, "r", offset=offset + data_offsets[0], shape=tuple(shape))
+    found: dict[str, NDArray[Any]] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        kind = np.dtype("?" if dtype == "BOOL" else f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
+        start = 8 + length + entry["data_offsets"][0]
+        empty = 0 in shape  # no map is that small
+        found[name] = np.empty(shape, kind) if empty else np.memmap(path, kind, "r", start, shape)
+    return found
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Run folders, read: what a folder holds, what may be wrong with it, and which compare.
+"""Run folders: read by `Run`, written by `RunWriter`; which of them exist, and which compare.
 
     runs/<dataset>/<method>-s<seed>-<hash8>/
         run.json                    spec, prior, versions, device, hashes, status
@@ -8,23 +8,29 @@
 
 `run.json` is written when the run starts, with the status "running", and again after each
 file that belongs to the result; the status becomes "finished" last of all. So whatever a kill
-or a full disk leaves behind is either whole or recognisably unfinished. `writer` writes it.
+or a full disk leaves behind is either whole or recognisably unfinished.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from longtail import _checks
 from longtail._checks import InputError, listing
 from longtail.priors import ClassPrior
 from longtail.runs import files
@@ -35,6 +41,7 @@ RECORD, LOG, MODEL = "run.json", "log.jsonl", "model.safetensors"
 # The settings by which an ensemble names its runs, and a student those that it learnt from.
 MEMBERS, TEACHERS = "runs", "teachers"
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_logger = logging.getLogger("longtail")
 
 
 class RunError(InputError):
@@ -90,33 +97,27 @@ def seal(record: Mapping[str, Any]) -> dict[str, Any]:
 def read_record(folder: Path) -> dict[str, Any]:
     """Return `run.json` of a folder: of this format or an older one, and not edited."""
     path = folder / RECORD
-    if not path.is_file() and (folder / LOG).exists():
-        raise UnfinishedRunError(
-            f"{folder} is half written: it has no {RECORD}; delete it and train again."
-        )
     if not path.is_file():
         raise RunError(
             f"{folder} is not a run folder: it has no {RECORD}; `longtail runs list` shows those "
             f"that exist, and saved predictions are judged by `longtail adjust`."
         )
     try:
-        record = files.read_json(path)
-    except InputError as error:
+        record: dict[str, Any] = files.read_json(path)
+        version, whole = record["format"], record.get("checksum") == seal(record)["checksum"]
+    except (InputError, LookupError, TypeError) as error:
         raise RunError(f"{path} was edited or damaged: {error}") from error
-    version = record.get("format") if isinstance(record, dict) else None
-    if not isinstance(version, int):
-        raise RunError(f"{path} is not the record of a run: it has no format version.")
     if version > FORMAT:
         raise RunError(
             f"{folder} has format {version}, which is newer than this longtail reads "
             f"({FORMAT}); run: pip install --upgrade longtail"
         )
-    if record.get("checksum") != seal(record)["checksum"]:
+    if not whole:
         raise RunError(
             f"{path} was edited after it was written (its checksum does not match); "
             f"restore it or train again."
         )
-    return dict(record)
+    return record
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +138,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = True, unfinished: bool = False) -> Run:
-        """Open a run folder, or say in one line what is wrong with it.
+        """Open a run folder.
 
         Args:
             folder: the run folder.
@@ -166,9 +167,8 @@ class Run:
                     f"{path} was edited or damaged after it was written (its hash does not "
                     f"match {RECORD}); restore it or train again."
                 )
-        counts, probs = (record["prior"].get(key) for key in ("counts", "probs"))
-        counts = np.asarray(counts)
-        probs = counts / counts.sum() if probs is None else np.asarray(probs)
+        counts = np.asarray(record["prior"]["counts"])
+        probs = np.asarray(record["prior"].get("probs", counts / counts.sum()))
         prior = ClassPrior(probs=probs, counts=counts)
         return cls(folder, RunSpec.from_json(record["spec"]), prior, record)
 
@@ -230,8 +230,7 @@ class Run:
     def logits(self, split: str) -> SplitLogits:
         """Return a split's logits, labels and indices, memory-mapped.
 
-        Logits that an archive stored in half precision are decoded into a new float array
-        (see `pack`).
+        Logits that an archive stored in half precision are decoded (see `pack`).
         """
         tensors = self._split(split)
         logits = tensors["logits"]
@@ -242,10 +241,9 @@ class Run:
 
     def _split(self, split: str) -> dict[str, NDArray[Any]]:
         if split not in self.splits:
-            there = ", ".join(self.splits) or "none"
             raise RunError(
-                f"{self.folder} has no logits of the split {split!r} (there: {there}); "
-                f"run: {self.evaluation(split)}"
+                f"{self.folder} has no logits of the split {split!r} (there: "
+                f"{', '.join(self.splits) or 'none'}); run: {self.evaluation(split)}"
             )
         return files.read_tensors(self.folder / logits_file(split))
 
@@ -260,7 +258,7 @@ class Run:
 
     def log(self) -> list[dict[str, Any]]:
         """Return the logged lines; a last line that a kill cut short is left out."""
-        return read_log(self.folder / LOG)
+        return _read_log(self.folder / LOG)
 
     def model(self) -> dict[str, NDArray[Any]]:
         """Return the weights by name, memory-mapped."""
@@ -274,18 +272,25 @@ class Run:
         return f"Run({self.folder.as_posix()!r}, splits={list(self.splits)}{state})"
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def _read_log(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a log; there may be no log yet."""
-    if not path.exists():
-        return []
-    complete, _, _ = path.read_bytes().rpartition(b"\n")
-    try:
-        lines = [json.loads(line).items() for line in complete.splitlines()]
-    except (ValueError, AttributeError) as error:
-        raise RunError(f"{path} has a line that is not a JSON object: {error}.") from error
+    complete, _, _ = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
+    lines = [json.loads(line).items() for line in complete.splitlines()]
     return [
         {k: _NONFINITE.get(v, v) if isinstance(v, str) else v for k, v in line} for line in lines
     ]
+
+
+def _log_line(values: Mapping[str, Any]) -> bytes:
+    """Return values as JSON; non-finite numbers, which a diverging loss may be, as text."""
+    kept = {}
+    for key, value in values.items():
+        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+            value = value.item()
+        if isinstance(value, float) and not math.isfinite(value):
+            value = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        kept[key] = value
+    return (json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def run_folders(root: Path | str) -> list[Path]:
@@ -339,14 +344,14 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
     first = opened[0]
     seen: dict[str, Run] = {}
     for run in opened:
-        if run.prior.num_classes != first.prior.num_classes or run.data != first.data:
-            how = "were trained on different data"
-            if run.prior.num_classes != first.prior.num_classes:
-                how = "have different numbers of classes"
+        other_classes = run.prior.num_classes != first.prior.num_classes
+        if other_classes or run.data != first.data:
+            how = "have different numbers of classes" if other_classes else ""
             lines = [s for s in first.spec.difference(run.spec) if s.startswith("dataset.")]
             detail = f" ({'; '.join(lines)})" if lines else ""
             raise RunError(
-                f"{first.folder} and {run.folder} {how}{detail}; compare runs of one data set."
+                f"{first.folder} and {run.folder} {how or 'were trained on different data'}"
+                f"{detail}; compare runs of one data set."
             )
         for name in run.splits if split is None else (split,):
             if name not in run.splits:
@@ -394,3 +399,289 @@ def same_images(judged: Iterable[tuple[Run, str]], split: str) -> None:
             f"of other images than the data are now; write them again with `longtail evaluate "
             f"RUN --split {split} --force` (replace=True)."
         )
+
+
+class RunWriter:
+    """Writes a run folder. Make one with `create`, `resume` or `reopen`.
+
+    Every method leaves the folder whole: what it wrote is on the disk under its final name,
+    and listed with its hash, before it returns.
+
+    Examples:
+        >>> import tempfile
+        >>> spec = RunSpec("digits-lt", "mlp", "softmax", "digits")
+        >>> root = tempfile.TemporaryDirectory()
+        >>> writer = RunWriter.create(
+        ...     root.name, spec, prior=ClassPrior.from_counts([90, 10]), data="fingerprint"
+        ... )
+        >>> writer.log(epoch=0, loss=0.7)
+        >>> writer.write_logits("test", [[2.0, 1.0]], [0], norms=[1.0, 0.5])
+        >>> run = writer.finish()
+        >>> run.splits, run.log(), run.logits("test").target.tolist()
+        (('test',), [{'epoch': 0, 'loss': 0.7}], [0])
+        >>> root.cleanup()
+    """
+
+    def __init__(self, folder: Path, record: dict[str, Any]) -> None:
+        self.folder = folder
+        self._record = record
+        self._started = time.monotonic()
+
+    @classmethod
+    def create(
+        cls,
+        root: Path | str,
+        spec: RunSpec,
+        *,
+        prior: ClassPrior,
+        data: str,
+        device: str = "cpu",
+        command: str | None = None,
+        class_names: Sequence[str] | None = None,
+        force: bool = False,
+    ) -> RunWriter:
+        """Start a run in ``root / spec.folder``.
+
+        Args:
+            root: the folder of runs.
+            spec: what decides the result.
+            prior: of the examples that the model trains on, with counts.
+            data: fingerprint of the training data, before anything is held out of it.
+            device: what it runs on, as text.
+            command: what to type to resume this run, for messages.
+            class_names: one per class, for reports.
+            force: delete a run that is there already.
+        """
+        folder = Path(root) / spec.folder
+        counts = prior.counts
+        if counts is None:
+            raise InputError(
+                "`prior` must carry the numbers of training examples; make it with "
+                "ClassPrior.from_counts or .from_labels."
+            )
+        smoothed = not np.array_equal(counts / counts.sum(), prior.probs)
+        names = None if class_names is None else [str(name) for name in class_names]
+        if names is not None and len(names) != prior.num_classes:
+            raise InputError(
+                f"`class_names` has {len(names)} names for {prior.num_classes} classes."
+            )
+        record = {
+            "format": FORMAT,
+            "status": "running",
+            "spec": spec.to_json(),
+            "prior": {
+                "counts": counts.tolist(),
+                **({"probs": prior.probs.tolist()} if smoothed else {}),
+            },
+            "data": str(data),
+            "class_names": names,
+            "command": command,
+            "device": str(device),
+            "threads": _threads(),
+            "versions": files.versions(),
+            "created": _now(),
+            "resumed": [],
+            "seconds": None,
+            "splits": {},
+            "files": {},
+        }
+        if folder.exists():
+            files.remove_leftovers(folder)
+            if any(folder.iterdir()) and not force:
+                raise RunError(
+                    f"{folder} exists already; resume or open it, or pass --force (force=True) "
+                    f"to train it again."
+                )
+            (folder / RECORD).unlink(missing_ok=True)  # first: a kill then leaves no run at all
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        writer = cls(folder, record)
+        writer._save()
+        return writer
+
+    @classmethod
+    def resume(cls, folder: Path | str, spec: RunSpec, *, device: str = "cpu") -> RunWriter:
+        """Take up an interrupted run of the same spec.
+
+        Files that were written stay; temporary leftovers of a killed writer are removed. Which
+        log lines to keep is for the caller to say, see `rewind_log`.
+
+        Args:
+            folder: the run's folder.
+            spec: must decide the same result as the run's own.
+            device: what it runs on now.
+        """
+        folder = Path(folder)
+        writer = cls(folder, read_record(folder))
+        there = RunSpec.from_json(writer._record["spec"])
+        if spec.identity != there.identity:
+            raise RunError(
+                f"{folder} has another spec, so it can't be resumed: "
+                f"{'; '.join(there.difference(spec))} (the folder's against yours)."
+            )
+        if writer.finished:
+            raise RunError(f"{folder} is finished; there is nothing to resume.")
+        files.remove_leftovers(folder)
+        before, threads = writer._record.get("threads"), _threads()
+        if device == "cpu" and None not in (before, threads) and before != threads:
+            _logger.warning(
+                "%s was begun with %d threads and goes on with %d: the last bits of its weights "
+                "may differ from those of a run that was not interrupted; OMP_NUM_THREADS=%d "
+                "keeps them",
+                *(folder, before, threads, before),
+            )
+        now = {
+            "at": _now(),
+            "device": str(device),
+            "threads": threads,
+            "versions": files.versions(),
+        }
+        writer._save(resumed=[*writer._record["resumed"], now])
+        return writer
+
+    @classmethod
+    def reopen(cls, folder: Path | str) -> RunWriter:
+        """Open a finished run to add the logits of another split."""
+        run = Run.open(folder, verify=False)
+        return cls(run.folder, dict(run.record))
+
+    @property
+    def finished(self) -> bool:
+        """True once the run's training has ended."""
+        return bool(self._record["status"] == "finished")
+
+    def log(self, **values: Any) -> None:
+        """Append one line to the log; NaN and infinity are kept, as text."""
+        self._refuse_if_finished()
+        with open(self.folder / LOG, "ab") as file:
+            file.write(_log_line(values))
+
+    def rewind_log(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Keep only the log lines that `keep` says yes to, such as those before a checkpoint."""
+        self._refuse_if_finished()
+        lines = [_log_line(line) for line in _read_log(self.folder / LOG) if keep(line)]
+        files.write_bytes(self.folder / LOG, b"".join(lines))
+
+    def write_logits(
+        self,
+        split: str,
+        logits: Any,
+        target: Any,
+        *,
+        indices: Any = None,
+        norms: Any = None,
+        bias: Any = None,
+        data: str | None = None,
+        replace: bool = False,
+    ) -> None:
+        """Write a split's logits and labels, once.
+
+        If that fails, the run has the split's old logits, the new ones, or none.
+
+        Args:
+            split: its name, such as ``test`` or ``held-out``.
+            logits: shape (examples, num_classes), finite.
+            target: labels, shape (examples,).
+            indices: position of each example in its data set, shape (examples,).
+            norms: Euclidean norm of each class's weights in the last layer,
+                shape (num_classes,); weight normalization needs them.
+            bias: of the last layer, shape (num_classes,); only beside `norms`.
+            data: fingerprint of the split's examples.
+            replace: write again what is there already.
+        """
+        record, name = self._record, logits_file(split)
+        if split in record["splits"] and not replace:
+            raise RunError(
+                f"{self.folder} has the logits of the split {split!r} already; pass --force "
+                f"(replace=True) to write them again."
+            )
+        classes = len(record["prior"]["counts"])
+        scores = _checks.matrix(logits)
+        if scores.shape[1] != classes:
+            raise InputError(
+                f"`logits` has {scores.shape[1]} columns but the run has {classes} classes."
+            )
+        if scores.dtype.kind != "f":
+            scores = scores.astype(np.float64)
+        tensors = {"logits": scores, "target": _checks.labels(target, num_classes=classes)}
+        if indices is not None:
+            tensors["index"] = _checks.labels(indices, name="indices")
+        for key, values in tensors.items():
+            _checks.same_length(scores, values, name=key)
+        head = [_checks.as_numpy(values) for values in (norms, bias) if values is not None]
+        tensors |= dict(zip(("head_norms", "head_bias"), head, strict=False))
+        others = {key: value for key, value in record["splits"].items() if key != split}
+        for other, entry in others.items():
+            if head and entry["head"] is not None:
+                theirs = files.read_tensors(self.folder / logits_file(other))["head_norms"]
+                # Another machine may add the norms up in another order.
+                if not np.allclose(head[0], theirs, rtol=1e-9):
+                    raise InputError(
+                        f"the head's `norms` differ from those stored with the split {other!r}, "
+                        f"so these logits come from other weights."
+                    )
+        entry = {
+            "examples": len(scores),
+            "dtype": scores.dtype.name,
+            "target": files.fingerprint(tensors["target"]),
+            "data": data,
+            "head": files.fingerprint(*head) if head else None,
+        }
+        listed = {key: value for key, value in record["files"].items() if key != name}
+        with files.atomic_path(self.folder / name) as temporary:
+            files.save_tensors(temporary, tensors)
+            digest = files.sha256(temporary)
+            if split in record["splits"]:  # unlisted first: a kill must not look like an edit
+                self._save(splits=others, files=listed)
+        self._save(splits={**others, split: entry}, files={**listed, name: digest})
+
+    def write_model(self, tensors: Mapping[str, Any]) -> None:
+        """Write the weights by name (NumPy arrays or torch tensors)."""
+        self._refuse_if_finished()
+        files.write_tensors(self.folder / MODEL, tensors)
+        digest = files.sha256(self.folder / MODEL)
+        self._save(files={**self._record["files"], MODEL: digest})
+
+    def finish(self, *, seconds: float | None = None, **facts: Any) -> Run:
+        """Declare the run finished.
+
+        Args:
+            seconds: training time; without it, the time since this writer was made.
+            facts: anything else worth recording, such as ``parameters=464154``.
+
+        Returns:
+            The finished run.
+        """
+        self._refuse_if_finished()
+        listed = dict(self._record["files"])
+        if (self.folder / LOG).exists():
+            self.rewind_log(lambda line: True)  # puts it on the disk, without a torn line
+            listed[LOG] = files.sha256(self.folder / LOG)
+        taken = time.monotonic() - self._started if seconds is None else seconds
+        self._save(
+            files=listed,
+            seconds=float(taken),
+            **({"facts": facts} if facts else {}),
+            finished=_now(),
+            status="finished",
+        )
+        return Run.open(self.folder, verify=False)
+
+    def _save(self, **changes: Any) -> None:
+        record = seal({**self._record, **changes})
+        files.write_json(self.folder / RECORD, record)
+        self._record = record
+
+    def _refuse_if_finished(self) -> None:
+        if self.finished:
+            raise RunError(f"{self.folder} is finished.")
+
+
+def _threads() -> int | None:
+    """Return torch's number of threads, on which the last bits of a sum depend; None without it."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
