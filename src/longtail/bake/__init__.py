@@ -16,7 +16,6 @@ baked again, and can be undone to the original bytes (`unbake`). Choosing tau is
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -45,12 +44,6 @@ _BACKENDS = {
     "state": ("_state", "torch"),
     "file": ("_state", "train"),
     "sklearn": ("_sklearn", "sklearn"),
-}
-# The kinds of model that each option is for.
-_FOR = {
-    "layer": (("module", "state", "file"), "torch models; `output` names what an ONNX model gives"),
-    "output": (("onnx",), "ONNX models"),
-    "inputs": (("onnx", "module"), "ONNX models and torch modules"),
 }
 
 
@@ -101,14 +94,12 @@ def bake_logit_adjustment(
         logit adjustment with tau = 1
     """
     shift = adjustment(prior, tau=tau, target_prior=target_prior, costs=costs)
-    width = len(shift)
     settings: dict[str, Any] = {"prior": prior.probs.tolist()}
     if target_prior is not None:
         settings["target_prior"] = target_prior.probs.tolist()
     if costs is not None:
         settings["costs"] = _checks.per_class(costs, name="costs").tolist()
-    widths = {2, 1} if width == 2 else {width}
-    change = Change("logit_adjustment", float(tau), settings, width, widths, shift, prior=prior)
+    change = Change(float(tau), settings, len(shift), prior=prior, shift=shift)
     return _bake(model, change, layer, output, inputs, out, force)
 
 
@@ -149,15 +140,14 @@ def bake_weight_normalization(
         array([-1.,  1.,  1.])
     """
     settings: dict[str, Any] = {"bias_mode": bias_mode, "norms": "weights"}
-    width, widths, known = None, range(2, sys.maxsize), None
+    width = known = None
     if norms is not None:
         width = norms.num_classes if isinstance(norms, ClassPrior) else len(norms)
         known = 1.0 / normalize_weights(np.ones(width), norms=norms)
-        settings["norms"], widths = known.tolist(), range(max(2, width), width + 1)
+        settings["norms"] = known.tolist()
+    # Checks tau and bias_mode before the model is opened.
     normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)
-    change = Change(
-        "weight_normalization", float(tau), settings, width, widths, None, known, bias_mode
-    )
+    change = Change(float(tau), settings, width, norms=known, bias_mode=bias_mode)
     return _bake(model, change, layer, output, inputs, out, force)
 
 
@@ -218,9 +208,14 @@ def _bake(
     model: Any, change: Change, layer: Any, output: Any, inputs: Any, out: Any, force: bool
 ) -> Any:
     backend, kind = _open(model)
+    kinds = {
+        "layer": ("module", "state", "file"),
+        "output": ("onnx",),
+        "inputs": ("onnx", "module"),
+    }
     for name, value in (("layer", layer), ("output", output), ("inputs", inputs)):
-        if value is not None and kind not in _FOR[name][0]:
-            raise InputError(f"`{name}` is for {_FOR[name][1]}; leave it out.")
+        if value is not None and kind not in kinds[name]:
+            raise InputError(f"`{name}` is not for this kind of model; leave it out.")
     named = output if kind == "onnx" else layer
     names = [named] if isinstance(named, str) else list(named or ())
     target, record = _target(model, out, force), bake_record(model)
@@ -243,24 +238,8 @@ def _name(model: Any) -> str:
 def _open(model: Any) -> tuple[Any, str]:
     """Return the module that bakes a model or path, importing what it needs, and its kind."""
     homes = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
-    path = Path(model) if isinstance(model, str | Path) else None
-    if path is not None and path.is_dir():
-        kind = "file"
-        if not any(path.glob("model.safetensors*")) or not (path / "config.json").is_file():
-            raise InputError(
-                f"{path} is a folder without config.json and model.safetensors; name the model's "
-                f"file."
-            )
-    elif path is not None:
-        kind = "onnx" if path.suffix == ".onnx" else "file"
-        if not path.is_file():
-            raise InputError(f"there is no file {path}.")
-        if path.suffix not in (".onnx", ".safetensors"):
-            raise InputError(
-                f"{path} is neither an .onnx nor a .safetensors file, and pickles are never "
-                f"loaded; save the state dict with safetensors.torch.save_file, export to ONNX, or "
-                f"load the model yourself and bake it in Python."
-            )
+    if isinstance(model, str | Path):
+        kind = _kind_of_file(Path(model))
     elif isinstance(model, Mapping):
         kind = "state"
     elif ("torch", "Module") in homes:
@@ -279,6 +258,24 @@ def _open(model: Any) -> tuple[Any, str]:
         return import_module(f"longtail.bake.{name}"), kind
     except ModuleNotFoundError as error:
         return _checks.require(str(error.name), extra=extra), kind  # says how to install it
+
+
+def _kind_of_file(path: Path) -> str:
+    if (path / "config.json").is_file() and any(path.glob("model.safetensors*")):
+        return "file"
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a folder without config.json and model.safetensors; name the model's file."
+        )
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.")
+    if path.suffix not in (".onnx", ".safetensors"):
+        raise InputError(
+            f"{path} is neither an .onnx nor a .safetensors file, and pickles are never loaded; "
+            f"save the state dict with safetensors.torch.save_file, export to ONNX, or load the "
+            f"model yourself and bake it in Python."
+        )
+    return "onnx" if path.suffix == ".onnx" else "file"
 
 
 def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:

@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,11 +72,6 @@ class RawTensor(NamedTuple):
         text = base64.b64encode(self.data).decode()
         return {"dtype": self.dtype, "shape": list(self.shape), "data": text}
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> RawTensor:
-        """Return the tensor of a record."""
-        return cls(document["dtype"], tuple(document["shape"]), base64.b64decode(document["data"]))
-
     def digest(self) -> str:
         """Return SHA-256 of the bytes."""
         return hashlib.sha256(self.data).hexdigest()
@@ -87,26 +82,28 @@ class Change:
     """An adjustment, before the layer that takes it up is known.
 
     Attributes:
-        method: ``logit_adjustment`` or ``weight_normalization``.
         tau: τ.
         settings: what else decides the result, for the record.
         num_classes: L, or None where only the layer knows.
-        widths: numbers of outputs of layers that can take it up.
+        prior: π; None for weight normalization.
         shift: −τ (log π − log q − log c), shape (num_classes,); None for weight normalization.
         norms: ν that were given, or None for those of the layer's own weights.
         bias_mode: what weight normalization does with the bias.
-        prior: π, for warnings.
     """
 
-    method: str
     tau: float
     settings: dict[str, Any]
     num_classes: int | None
-    widths: Container[int]
+    prior: ClassPrior | None = None
     shift: FloatArray | None = None
     norms: FloatArray | None = None
     bias_mode: str = "scale"
-    prior: ClassPrior | None = None
+
+    def fits(self, width: int) -> bool:
+        """Return whether a layer of so many outputs can take it up."""
+        if width == 1:
+            return self.shift is not None and self.num_classes == 2
+        return width == self.num_classes or self.num_classes is None
 
     def affine(
         self, width: int, weight: FloatArray | None = None, bias: FloatArray | None = None
@@ -118,7 +115,7 @@ class Change:
             weight: of the layer, (width, ...), where the norms are to be its own.
             bias: of the layer, (width,).
         """
-        if width not in self.widths:
+        if not self.fits(width):
             known = self.num_classes
             raise InputError(
                 f"the model has {width} output{'s' * (width != 1)}"
@@ -136,6 +133,15 @@ class Change:
         if self.bias_mode == "scale" or bias is None:
             return scale, np.zeros(width)
         return scale, (bias if self.bias_mode == "keep" else 0.0) - bias * scale
+
+    def record(self, *, where: str, how: str, undo: Mapping[str, Any]) -> str:
+        """Return the record of the change once it was made, as the text that the model carries."""
+        from longtail import __version__
+
+        method = "weight_normalization" if self.shift is None else "logit_adjustment"
+        made = {"method": method, "tau": self.tau, "where": where, "how": how}
+        made |= {"settings": self.settings, "undo": undo, "version": __version__}
+        return json.dumps({"format": FORMAT, **made}, ensure_ascii=False, allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -170,22 +176,13 @@ class BakeRecord:
     @classmethod
     def from_json(cls, text: str) -> BakeRecord:
         """Return the record of the text that a model carries."""
-        try:
-            document = json.loads(text)
-            if document.pop("format") != FORMAT:
-                raise ValueError(f"it was made by longtail {document.get('version')}")
-            return cls(**document)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"can't read the model's record of its baking: {error}.") from error
-
-
-def record_text(change: Change, *, where: str, how: str, undo: Mapping[str, Any]) -> str:
-    """Return the record of a change that was made, as the text that the model carries."""
-    from longtail import __version__
-
-    made = {"method": change.method, "tau": change.tau, "where": where, "how": how}
-    made |= {"settings": change.settings, "undo": undo, "version": __version__}
-    return json.dumps({"format": FORMAT, **made}, ensure_ascii=False, allow_nan=False)
+        document = json.loads(text)
+        if document.pop("format") != FORMAT:
+            raise InputError(
+                f"the model was baked by longtail {document.get('version')}, in a format that this "
+                f"version can't read."
+            )
+        return cls(**document)
 
 
 class BakedLayer(NamedTuple):
@@ -205,32 +202,22 @@ class BakedLayer(NamedTuple):
         return "bias" in self.undo and self.undo["bias"] is None
 
 
-def bake_layer(
-    name: str, width: int, read: Callable[[str], RawTensor | None], change: Change
-) -> BakedLayer:
-    """Return the new tensors of a linear layer.
-
-    Args:
-        name: of the layer, for the record.
-        width: number of outputs.
-        read: gives the ``weight``, outputs first, and the ``bias``, shape (width,) or None.
-        change: what to bake in.
-    """
-    bias = read("bias")
+def bake_layer(label: str, weight: RawTensor, bias: RawTensor | None, change: Change) -> BakedLayer:
+    """Return the new tensors of a linear layer, whose outputs come first."""
+    width = weight.shape[0]
     old = None if bias is None else bias.values().reshape(-1)
     if old is not None and old.size != width:
         raise InputError(
-            f"{name} has {width} rows of weights but a bias of {old.size}, so its outputs are not "
+            f"{label} has {width} rows of weights but a bias of {old.size}, so its outputs are not "
             f"first; bake an ONNX export."
         )
-    weight = read("weight") if bias is None or change.shift is None else None
-    rows = None if weight is None else weight.values()
+    rows = weight.values() if change.shift is None else None
     scale, offset = change.affine(width, rows, old)
     tensors, undo = {}, dict[str, Any]()
-    if change.shift is None and weight is not None and rows is not None:
+    if rows is not None:
         if len(weight.data) > _MOST_STORED:
             raise InputError(
-                f"{name} has {len(weight.data) >> 20} MiB of weights, too many to keep the "
+                f"{label} has {len(weight.data) >> 20} MiB of weights, too many to keep the "
                 f"originals in the record; bake an ONNX export, whose weights stay as they are."
             )
         by_row = scale.reshape(-1, *[1] * (rows.ndim - 1))
@@ -239,36 +226,45 @@ def bake_layer(
     if bias is not None and old is not None:
         new = (old * scale + offset).reshape(bias.shape)
         tensors["bias"], undo["bias"] = RawTensor.of(new, bias.dtype), bias.to_json()
-    elif change.shift is not None and weight is not None:
+    elif change.shift is not None:
         tensors["bias"], undo["bias"] = RawTensor.of(offset, weight.dtype), None
     undo["baked"] = {part: tensor.digest() for part, tensor in tensors.items()}
     if bias is None and "bias" in tensors:
-        how = f"as a new bias of {name}, which had none"
+        how = f"as a new bias of {label}, which had none"
     elif "weight" in tensors:
-        how = f"folded into the {' and '.join(tensors)} of {name}"
+        how = f"folded into the {' and '.join(tensors)} of {label}"
     else:
-        how = f"added to the bias of {name}"
+        how = f"added to the bias of {label}"
     return BakedLayer(tensors, undo, how)
 
 
+def record_of_layers(change: Change, made: Mapping[str, BakedLayer]) -> str:
+    """Return the record of layers that were baked, by their names."""
+    how = " and ".join(new.how for new in made.values())
+    undo = {"layers": {name: new.undo for name, new in made.items()}}
+    return change.record(where=", ".join(made) or "the layer", how=how, undo=undo)
+
+
 def original_tensors(
-    undo: Mapping[str, Any], read: Callable[[str], RawTensor | None]
+    undo: Mapping[str, Any], now: Mapping[str, RawTensor | None]
 ) -> dict[str, RawTensor | None]:
     """Return the tensors before baking, None for a bias that was not there.
 
     Args:
         undo: of `bake_layer`.
-        read: gives the tensors as they are, by ``weight`` and ``bias``.
+        now: the tensors as they are, by ``weight`` and ``bias``.
     """
     found: dict[str, RawTensor | None] = {}
     for part, digest in undo["baked"].items():
-        tensor = read(part)
+        tensor, stored = now.get(part), undo[part]
         if tensor is None or tensor.digest() != digest:
             raise InputError(
                 f"the {part} was changed after it was baked, so the original can't be given back "
                 f"exactly; if other weights were loaded into the model, load them into a new one."
             )
-        found[part] = None if undo[part] is None else RawTensor.from_json(undo[part])
+        found[part] = stored and RawTensor(
+            stored["dtype"], tuple(stored["shape"]), base64.b64decode(stored["data"])
+        )
     return found
 
 
@@ -292,7 +288,7 @@ def pick(
             raise InputError(f"there is no linear layer {name!r}; the model has {shown or 'none'}.")
     if named:
         return list(dict.fromkeys(named))
-    fitting = [name for name in sizes if sizes[name][0] in change.widths]
+    fitting = [name for name, (outputs, _) in sizes.items() if change.fits(outputs)]
     if not fitting:
         outputs = "" if change.num_classes is None else f" of {change.num_classes} outputs"
         raise InputError(

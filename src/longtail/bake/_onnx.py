@@ -35,7 +35,7 @@ from onnx.numpy_helper import from_array, to_array
 from scipy.special import softmax
 
 from longtail._checks import FloatArray, InputError, listing
-from longtail.bake._change import KEY, BakeRecord, Change, close_enough, record_text
+from longtail.bake._change import KEY, BakeRecord, Change, close_enough
 from longtail.posthoc import SMALLEST_PROB
 from longtail.runs import files
 
@@ -117,7 +117,7 @@ def bake(
         dtype, where = _DTYPES[new.dtype.name], repr(target.tensor)
         close_enough(new.astype(np.float64), wanted, dtype=dtype, where=where)
     where, how = ", ".join(t.tensor for t in targets), " and ".join(how for how, *_ in applied)
-    text = record_text(change, where=where, how=how, undo=edit.undo)
+    text = change.record(where=where, how=how, undo=edit.undo)
     baked.metadata_props.add(key=KEY, value=text)
     return baked
 
@@ -266,7 +266,7 @@ def _target(
         # Before opset 13 a softmax runs over all axes from there on.
         plain = graph.opset >= 13 or axis == array.ndim - 1
         width = 1 if two else array.shape[axis]
-        plain &= width in change.widths
+        plain &= change.fits(width)
         return _layer(graph, maker.input[0], axis, width) if plain else None
     if graph.converted and change.shift is not None:
         for part in graph.chain(name, _SHOWS):
@@ -278,13 +278,13 @@ def _target(
                 if maker.op_type == "LinearClassifier" and post == b"NONE":
                     return _Target(part, 1, rows.shape[1], graph.index[part])
     array, maker = np.asarray(before[name]), graph.makers[name]
-    axes = [k for k in range(1, array.ndim) if array.shape[k] in change.widths]
+    axes = [k for k in range(1, array.ndim) if change.fits(array.shape[k])]
     if maker.op_type in ("Conv", "Gemm", "MatMul"):
         axes = [1 if maker.op_type == "Conv" else array.ndim - 1]
     if array.dtype.name not in _DTYPES or (len(axes) != 1 and array.ndim != 1):
         return None
     width = array.shape[axes[0]] if axes else 1
-    if width not in change.widths:
+    if not change.fits(width):
         return None
     target = _layer(graph, name, axes[0] if axes else 0, width)
     if target.layer is None and not named:

@@ -23,9 +23,8 @@ from longtail.bake._change import (
     bake_layer,
     close_enough,
     original_tensors,
-    record_text,
 )
-from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning, adjusted_twice
+from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice
 from longtail.sklearn._baked import ATTRIBUTE, PARTS, is_intact
 from longtail.sklearn._scores import final_estimator
 
@@ -56,25 +55,26 @@ def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> 
                 f"LogitAdjustedClassifier, or bake its ONNX export."
             )
     weight = classifier.coef_
-    if change.shift is None and hasattr(weight, "toarray"):
-        raise InputError("the coefficients are sparse; call densify() on the classifier first.")
-    width = 1 if weight.ndim == 1 else weight.shape[0]  # RidgeClassifier keeps a vector of two
+    weight = weight.toarray() if hasattr(weight, "toarray") else weight  # after sparsify()
+    weight = np.atleast_2d(weight)  # RidgeClassifier keeps a vector of two classes
     # Without fit_intercept some classifiers keep the number 0.0, others an array.
     number = isinstance(classifier.intercept_, float)
-    bias = np.full(width, classifier.intercept_) if number else classifier.intercept_
-    now = {"weight": weight, "bias": bias}
-    new = bake_layer(name, width, lambda part: _raw(now[part]), change)
+    bias = np.full(len(weight), classifier.intercept_) if number else classifier.intercept_
+    new = bake_layer(name, _raw(weight), _raw(bias), change)
     after = final_estimator(baked)
     for part, tensor in new.tensors.items():
         setattr(after, PARTS[part], _array(tensor))
         setattr(plain, PARTS[part], _array(tensor))
-    scale, offset = change.affine(width, np.asarray(weight) if change.shift is None else None, bias)
+    scale, offset = change.affine(len(weight), weight, bias)
     got = np.asarray(plain.decision_function(rows), np.float64).reshape(len(rows), -1)
     close_enough(got, old * scale + offset, dtype=_DTYPES[weight.dtype.name], where=name)
     how = new.how.replace("weight", "coefficients").replace("bias", "intercepts")
     undo = {**new.undo, "number": number}
-    setattr(after, ATTRIBUTE, record_text(change, where=name, how=how, undo=undo))
-    _warn_if_twice(classifier, name, change)
+    setattr(after, ATTRIBUTE, change.record(where=name, how=how, undo=undo))
+    if change.prior is not None:
+        text = adjusted_twice(classifier, change.prior, tau=change.tau)
+        if text is not None:
+            warnings.warn(text, AdjustedTwiceWarning, stacklevel=4)
     return baked
 
 
@@ -82,12 +82,11 @@ def unbake(model: Any) -> Any:
     """Return a copy with the original coefficients."""
     restored = copy.deepcopy(model)
     classifier = final_estimator(restored)
-    record = _written(classifier)
-    assert record is not None
-    before = original_tensors(record.undo, lambda part: _raw(getattr(classifier, PARTS[part])))
-    for part, tensor in before.items():
+    undo = BakeRecord.from_json(getattr(classifier, ATTRIBUTE)).undo
+    now = {part: _raw(getattr(classifier, PARTS[part])) for part in undo["baked"]}
+    for part, tensor in original_tensors(undo, now).items():
         array = _array(tensor)
-        number = part == "bias" and record.undo["number"]
+        number = part == "bias" and undo["number"]
         setattr(classifier, PARTS[part], float(array[0]) if number else array)
     delattr(classifier, ATTRIBUTE)
     return restored
@@ -96,34 +95,12 @@ def unbake(model: Any) -> Any:
 def record_of(model: Any) -> BakeRecord | None:
     """Return the record in a classifier that still has the coefficients it was given."""
     classifier = final_estimator(model)
-    record = _written(classifier)
+    text = getattr(classifier, ATTRIBUTE, None)
+    record = None if text is None else BakeRecord.from_json(text)
     return record if record and is_intact(classifier, record.undo["baked"]) else None
 
 
-def _written(classifier: Any) -> BakeRecord | None:
-    text = getattr(classifier, ATTRIBUTE, None)
-    return None if text is None else BakeRecord.from_json(text)
-
-
-def _warn_if_twice(classifier: Any, name: str, change: Change) -> None:
-    """Warn if a classifier favours rare classes already, by its training or an earlier baking."""
-    if change.prior is None or change.tau < LEAST_AGAIN:
-        return
-    earlier, text = _written(classifier), adjusted_twice(classifier, change.prior, tau=change.tau)
-    if (text is None and earlier is not None) and (
-        hasattr(classifier, "partial_fit") or getattr(classifier, "warm_start", False)
-    ):
-        text = (
-            f"{name} was baked ({earlier}) and has been trained since. Unless that was a new fit "
-            f"from the start, the adjustment is still in it, and another favours rare classes "
-            f"twice; train the plain model on, and bake a copy of it."
-        )
-    if text is not None:
-        warnings.warn(text, AdjustedTwiceWarning, stacklevel=5)
-
-
 def _raw(array: Any) -> RawTensor:
-    array = np.asarray(array)
     return RawTensor(_DTYPES[array.dtype.name], array.shape, array.tobytes())
 
 

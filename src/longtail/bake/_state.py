@@ -31,7 +31,7 @@ from longtail.bake._change import (
     bake_layer,
     original_tensors,
     pick,
-    record_text,
+    record_of_layers,
     warn_of_new_bias,
 )
 from longtail.runs.files import atomic_path, read_json, temporary_name
@@ -42,22 +42,19 @@ _MODEL, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_WEIGHTS = {".bin", ".h5", ".msgpack", ".ot", ".pt", ".pth", ".ckpt", ".onnx"}
 _PIECE = 1 << 24
 
-Reader = Callable[[str], RawTensor | None]
-
 
 def bake(state: Mapping[str, Any], change: Change, layers: Sequence[str], inputs: Any) -> Any:
     """Return a baked copy of a state dict; tensors that don't change are the same objects."""
     from longtail.bake._torch import raw, tensor_of
 
     shapes = {name: tuple(t.shape) for name, t in state.items() if hasattr(t, "shape")}
+    made, text = _bake_layers(shapes, lambda name: raw(state[name]), change, layers)
     new = OrderedDict(state)
-    metadata = copy.deepcopy(getattr(state, "_metadata", {}))
-    read: Reader = lambda name: raw(state[name]) if name in state else None  # noqa: E731
-    made = _baked_layers(shapes, read, change, layers)
     for layer, baked in made.items():
         like = state[_join(layer, "weight")]
         new.update({_join(layer, part): tensor_of(t, like) for part, t in baked.tensors.items()})
-    metadata.setdefault("", {})[KEY] = _text(change, made)
+    metadata = copy.deepcopy(getattr(state, "_metadata", {}))
+    metadata.setdefault("", {})[KEY] = text
     new._metadata = metadata  # type: ignore[attr-defined]
     return new
 
@@ -70,15 +67,13 @@ def unbake(state: Mapping[str, Any]) -> Any:
     for prefix, entry in metadata.items():
         if KEY not in entry:
             continue
-        for layer, undo in BakeRecord.from_json(entry.pop(KEY)).undo["layers"].items():
-            place = _join(prefix, layer) if layer else prefix
-            now = {part: raw(state[_join(place, part)]) for part in undo["baked"]}
-            for part, tensor in original_tensors(undo, now.get).items():
-                name = _join(place, part)
-                if tensor is None:
-                    del new[name]
-                else:
-                    new[name] = tensor_of(tensor, state[name])
+        record = BakeRecord.from_json(entry.pop(KEY))
+        before = _originals(record, lambda name: raw(state[name]), prefix)
+        for name, tensor in before.items():
+            if tensor is None:
+                del new[name]
+            else:
+                new[name] = tensor_of(tensor, state[name])
     new._metadata = metadata  # type: ignore[attr-defined]
     return new
 
@@ -93,73 +88,68 @@ def record_of(state: Mapping[str, Any] | Path) -> BakeRecord | None:
         texts = [shard.metadata[KEY] for shard in shards if KEY in shard.metadata]
         config = shards[0].path.with_name("config.json")
         if not texts and config.is_file():
-            found = _object(config)
-            texts = [found[ATTRIBUTE]] if ATTRIBUTE in found else []
+            texts = [text for key, text in read_json(config).items() if key == ATTRIBUTE]
     else:
         entries = getattr(state, "_metadata", {}).values()
         texts = [entry[KEY] for entry in entries if KEY in entry]
     return BakeRecord.from_json(texts[0]) if texts else None
 
 
-def bake_file(
-    path: Path, out: Path, change: Change, layers: Sequence[str], inputs: Any = None
-) -> None:
+def bake_file(path: Path, out: Path, change: Change, layers: Sequence[str], inputs: Any) -> None:
     """Write a baked copy of a safetensors file or a Hugging Face folder."""
-    shards, folder = _shards(path), path.is_dir()
-    home = {name: shard for shard in shards for name in shard.entries}
+    home = {name: shard for shard in _shards(path) for name in shard.entries}
     shapes = {name: shard.entries[name]["shape"] for name, shard in home.items()}
-    read: Reader = lambda name: home[name].read(name) if name in home else None  # noqa: E731
-    made = _baked_layers(shapes, read, change, layers)
+    made, text = _bake_layers(shapes, lambda name: home[name].read(name), change, layers)
+    texts = {KEY: text}
+    if path.is_dir():
+        for layer, new in made.items():
+            if new.new_bias:
+                raise InputError(
+                    f"layer {layer} has no bias, and from_pretrained would drop a new one and the "
+                    f"adjustment with it; export the model to ONNX and bake that."
+                )
+        texts[_CONFIG] = _packed((path / "config.json").read_bytes())
     changed: dict[_File, dict[str, RawTensor | None]] = {}
     for layer, new in made.items():
-        if folder and new.new_bias:
-            raise InputError(
-                f"layer {layer} has no bias, and from_pretrained would drop a new one and the "
-                f"adjustment with it; export the model to ONNX and bake that."
-            )
+        shard = home[_join(layer, "weight")]
         for part, tensor in new.tensors.items():
             name = _join(layer, part)
-            changed.setdefault(home.get(name, home[_join(layer, "weight")]), {})[name] = tensor
-    text = _text(change, made)
-    texts = {KEY: text}
-    if folder:
-        config = (path / "config.json").read_bytes()
-        texts[_CONFIG] = _packed(config)
+            changed.setdefault(home.get(name, shard), {})[name] = tensor
     with _target(path, out) as target:
         for shard, tensors in changed.items():
-            shard.write(target / shard.path.name if folder else target, tensors, texts)
-        if folder:
-            document = json.dumps(_object(path / "config.json") | {ATTRIBUTE: text}, indent=2)
+            shard.write(target / shard.path.name if path.is_dir() else target, tensors, texts)
+        if path.is_dir():
+            document = json.dumps(read_json(path / "config.json") | {ATTRIBUTE: text}, indent=2)
             (target / "config.json").write_text(document + "\n", encoding="utf-8")
 
 
 def unbake_file(path: Path, out: Path) -> None:
     """Write a copy of a safetensors file or a Hugging Face folder as it was before baking."""
-    shards, folder = _shards(path), path.is_dir()
+    shards = _shards(path)
     baked = [shard for shard in shards if _HEADER in shard.metadata]
     if not baked:
         raise InputError(
             f"{path} was saved anew after it was baked; load the model and call unbake on it."
         )
     home = {name: shard for shard in shards for name in shard.entries}
-    before: dict[str, RawTensor | None] = {}
-    for layer, undo in BakeRecord.from_json(baked[0].metadata[KEY]).undo["layers"].items():
-        names = {part: _join(layer, part) for part in undo["baked"]}
-        now = {part: home[name].read(name) for part, name in names.items() if name in home}
-        tensors = original_tensors(undo, now.get)
-        before |= {names[part]: tensor for part, tensor in tensors.items()}
+    record = BakeRecord.from_json(baked[0].metadata[KEY])
+    before = _originals(record, lambda name: home[name].read(name))
     with _target(path, out) as target:
         for shard in baked:
             own = {name: tensor for name, tensor in before.items() if home[name] is shard}
-            shard.restore(target / shard.path.name if folder else target, own)
-        if folder:
+            header = _unpacked(shard.metadata[_HEADER])
+            shard.copy(target / shard.path.name if path.is_dir() else target, header, own)
+        if path.is_dir():
             (target / "config.json").write_bytes(_unpacked(baked[0].metadata[_CONFIG]))
 
 
-def _baked_layers(
-    shapes: Mapping[str, Sequence[int]], read: Reader, change: Change, named: Sequence[str]
-) -> dict[str, BakedLayer]:
-    """Return the new tensors of the layers that are named, or of the only one that fits.
+def _bake_layers(
+    shapes: Mapping[str, Sequence[int]],
+    read: Callable[[str], RawTensor],
+    change: Change,
+    named: Sequence[str],
+) -> tuple[dict[str, BakedLayer], str]:
+    """Return new tensors of the layers that are named, or of the only one that fits; and a record.
 
     Embeddings are matrices too, and weights with their inputs first (GPT-2's) are told by their
     bias; such count only if they are named.
@@ -172,20 +162,26 @@ def _baked_layers(
             embeds = "embed" in layer.rpartition(".")[2].lower()
             if layer in named or (tuple(bias) == tuple(shape[:1]) and not embeds):
                 sizes[layer] = (shape[0], shape[1])
-    found = {}
+    made = {}
     for layer in pick(sizes, change, named, ordered=False):
         label = f"layer {layer}" if layer else "the layer"
-        parts = {part: read(_join(layer, part)) for part in ("weight", "bias")}
-        found[layer] = bake_layer(label, sizes[layer][0], parts.get, change)
-        if found[layer].new_bias:
+        weight, name = read(_join(layer, "weight")), _join(layer, "bias")
+        made[layer] = bake_layer(label, weight, read(name) if name in shapes else None, change)
+        if made[layer].new_bias:
             warn_of_new_bias(label)
-    return found
+    return made, record_of_layers(change, made)
 
 
-def _text(change: Change, made: Mapping[str, BakedLayer]) -> str:
-    how = " and ".join(new.how for new in made.values())
-    undo = {"layers": {layer: new.undo for layer, new in made.items()}}
-    return record_text(change, where=", ".join(made) or "the layer", how=how, undo=undo)
+def _originals(
+    record: BakeRecord, read: Callable[[str], RawTensor], prefix: str = ""
+) -> dict[str, RawTensor | None]:
+    """Return the tensors before baking by name, None for a bias that was not there."""
+    before: dict[str, RawTensor | None] = {}
+    for layer, undo in record.undo["layers"].items():
+        names = {part: _join(prefix, _join(layer, part)) for part in undo["baked"]}
+        now = {part: read(name) for part, name in names.items()}
+        before |= {names[part]: old for part, old in original_tensors(undo, now).items()}
+    return before
 
 
 class _File:
@@ -239,31 +235,21 @@ class _File:
             place += end - begin
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
-        self._write(out, len(text).to_bytes(8, "little") + text, order, changed)
+        self.copy(out, len(text).to_bytes(8, "little") + text, changed)
 
-    def restore(self, out: Path, before: Mapping[str, RawTensor | None]) -> None:
-        """Write the file with its original header."""
-        header = _unpacked(self.metadata[_HEADER])
+    def copy(self, out: Path, header: bytes, changed: Mapping[str, RawTensor | None]) -> None:
+        """Write a file with a header, its tensors from `changed` or else from here."""
         entries = json.loads(header[8:])
         entries.pop("__metadata__", None)
-        sizes = {name: (entry["dtype"], entry["shape"]) for name, entry in self.entries.items()}
-        for name in entries.keys() - before.keys():
-            if sizes.get(name) != (entries[name]["dtype"], entries[name]["shape"]):
-                raise InputError(f"{self.path} was changed after it was baked.")
-        self._write(out, header, _by_offset(entries), before)
-
-    def _write(
-        self, out: Path, header: bytes, order: Sequence[str], changed: Mapping[str, Any]
-    ) -> None:
         with (
             atomic_path(out) as temporary,
             open(temporary, "wb") as target,
             open(self.path, "rb") as source,
         ):
             target.write(header)
-            for name in order:
-                if changed.get(name):
-                    target.write(changed[name].data)
+            for name in _by_offset(entries):
+                if new := changed.get(name):
+                    target.write(new.data)
                     continue
                 begin, end = self.entries[name]["data_offsets"]
                 source.seek(len(self.header) + begin)
@@ -279,19 +265,12 @@ def _shards(path: Path) -> list[_File]:
     """Return the files of a model: itself, or those of a Hugging Face folder."""
     if path.is_file():
         return [_File(path)]
-    if not (path / _INDEX).is_file():
-        return [_File(path / _MODEL)]
-    names = sorted(set(_object(path / _INDEX).get("weight_map", {}).values()))
-    if any(Path(name).name != name for name in names):
-        raise InputError(f"{path / _INDEX} names files outside its folder.")
+    names = [_MODEL]
+    if (path / _INDEX).is_file():
+        names = sorted(
+            {Path(name).name for name in read_json(path / _INDEX)["weight_map"].values()}
+        )
     return [_File(path / name) for name in names]
-
-
-def _object(path: Path) -> dict[str, Any]:
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise InputError(f"{path} is not the configuration of a model: it holds no JSON object.")
-    return found
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from longtail.bake._change import (
     close_enough,
     original_tensors,
     pick,
-    record_text,
+    record_of_layers,
     warn_of_new_bias,
 )
 from longtail.losses import PairwiseMarginLoss
@@ -47,28 +47,23 @@ def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
     modules: dict[str, Any] = {
         name: part for name, part in model.named_modules() if isinstance(part, _LAYERS)
     }
-    sizes = {name: (len(part.weight), part.weight.shape[1]) for name, part in modules.items()}
+    sizes = {name: (part.weight.shape[0], part.weight.shape[1]) for name, part in modules.items()}
     names = pick(sizes, change, layers, ordered=True)
-    baked = copy.deepcopy(model)
-    _forget(baked)
-    hows, undos = [], {}
+    baked, made = copy.deepcopy(model), {}
     for name in names:
         before, after = modules[name], baked.get_submodule(name)
         label = f"layer {name}" if name else "the layer"
-        new = bake_layer(label, sizes[name][0], _reader(before), change)
-        for part, tensor in new.tensors.items():
+        made[name] = bake_layer(label, **_tensors(before), change=change)
+        for part, tensor in made[name].tensors.items():
             _put(after, part, tensor)
-        hows.append(new.how)
-        undos[name] = new.undo
         if inputs is None:
             _check_layer(before, after, change, label)
             _check_order(model, name, label)
-        if new.new_bias and hasattr(model, "save_pretrained"):
+        if made[name].new_bias and hasattr(model, "save_pretrained"):
             warn_of_new_bias(label)
     if inputs is not None:
         _check_whole(model, baked, [modules[name] for name in names], inputs, change)
-    where, how = ", ".join(names) or "the layer", " and ".join(hows)
-    text = record_text(change, where=where, how=how, undo={"layers": undos})
+    text = record_of_layers(change, made)
     setattr(baked, ATTRIBUTE, text)
     baked.register_state_dict_post_hook(_WriteMetadata())
     if hasattr(getattr(baked, "config", None), "to_json_string"):  # of transformers
@@ -80,46 +75,38 @@ def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
 def unbake(model: Any) -> Any:
     """Return a copy of a module with the original weights."""
     restored = copy.deepcopy(model)
-    for layer, _, undo in list(_baked_layers(restored)):
-        for part, tensor in original_tensors(undo, _reader(layer)).items():
-            _put(layer, part, tensor)
-    _forget(restored)
+    while (found := _marked(restored)) is not None:
+        part, text = found
+        for name, undo in BakeRecord.from_json(text).undo["layers"].items():
+            layer = part.get_submodule(name)
+            for piece, tensor in original_tensors(undo, _tensors(layer)).items():
+                _put(layer, piece, tensor)
+        if hasattr(part, ATTRIBUTE):
+            delattr(part, ATTRIBUTE)
+        if hasattr(getattr(part, "config", None), ATTRIBUTE):
+            delattr(part.config, ATTRIBUTE)
+        for key, hook in list(part._state_dict_hooks.items()):
+            if isinstance(hook, _WriteMetadata):
+                del part._state_dict_hooks[key]
     return restored
 
 
 def record_of(model: Any) -> BakeRecord | None:
     """Return the record in a module."""
-    return next((record for _, record, _ in _baked_layers(model)), None)
+    found = _marked(model)
+    return None if found is None else BakeRecord.from_json(found[1])
 
 
-def _baked_layers(model: Any) -> Iterator[tuple[Any, BakeRecord, Mapping[str, Any]]]:
-    """Yield each baked layer with its record, and what undoes it.
+def _marked(model: Any) -> tuple[Any, str] | None:
+    """Return the baked module, which may stand inside another one, and its record.
 
-    The record goes with a module into another one; a model that transformers saved and loaded
-    again has it in its configuration alone.
+    A model that transformers saved and loaded again has it in its configuration alone.
     """
-    found = [
-        (part, getattr(part, ATTRIBUTE)) for part in model.modules() if hasattr(part, ATTRIBUTE)
-    ]
+    for part in model.modules():
+        if hasattr(part, ATTRIBUTE):
+            return part, getattr(part, ATTRIBUTE)
     text = getattr(getattr(model, "config", None), ATTRIBUTE, None)
-    if isinstance(text, str) and not found:
-        found = [(model, text)]
-    for part, text in found:
-        record = BakeRecord.from_json(text)
-        for name, undo in record.undo["layers"].items():
-            yield part.get_submodule(name), record, undo
-
-
-def _forget(model: Any) -> None:
-    """Take the records out of a module."""
-    for layer in model.modules():
-        if hasattr(layer, ATTRIBUTE):
-            delattr(layer, ATTRIBUTE)
-        for key, hook in list(layer._state_dict_hooks.items()):
-            if isinstance(hook, _WriteMetadata):
-                del layer._state_dict_hooks[key]
-    if hasattr(getattr(model, "config", None), ATTRIBUTE):
-        delattr(model.config, ATTRIBUTE)
+    return (model, text) if isinstance(text, str) else None
 
 
 class _WriteMetadata:
@@ -152,12 +139,9 @@ def tensor_of(stored: RawTensor, like: Tensor) -> Tensor:
     return data.view(getattr(torch, name)).reshape(stored.shape).to(like.device)
 
 
-def _reader(layer: Any) -> Callable[[str], RawTensor | None]:
-    def read(part: str) -> RawTensor | None:
-        tensor = getattr(layer, part, None)
-        return None if tensor is None else raw(tensor)
-
-    return read
+def _tensors(layer: Any) -> dict[str, Any]:
+    bias = getattr(layer, "bias", None)
+    return {"weight": raw(layer.weight), "bias": None if bias is None else raw(bias)}
 
 
 def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
@@ -195,8 +179,10 @@ def _check_layer(before: Any, after: Any, change: Change, label: str) -> None:
     weight = before.weight
     shape: tuple[int, ...] = (64, weight.shape[1])
     if weight.ndim > 2:
-        extents = zip(before.dilation, before.kernel_size, strict=True)
-        shape = (8, before.in_channels, *(step * (size - 1) + 1 for step, size in extents))
+        extents = (
+            step * size for step, size in zip(before.dilation, before.kernel_size, strict=True)
+        )
+        shape = (8, before.in_channels, *extents)
     random = torch.Generator().manual_seed(0)
     features = torch.randn(shape, generator=random).to(weight.device, weight.dtype)
     with torch.no_grad():
@@ -209,11 +195,11 @@ def _check_order(model: Any, name: str, label: str) -> None:
     Norm layers behind it and scales of the modules around it are refused. Nothing follows the
     last layer of a Sequential but what stands in it.
     """
-    parts = list(model.named_modules())
-    place = [key for key, _ in parts].index(name)
-    later = [part for _, part in parts[place + 1 :] if not type(part).__name__.endswith("Loss")]
+    parts = dict(model.named_modules())
+    later = list(parts.values())[list(parts).index(name) + 1 :]
+    later = [part for part in later if not type(part).__name__.endswith("Loss")]
     steps = name.split(".") if name else []
-    around = [model.get_submodule(".".join(steps[:k])) for k in range(len(steps))]
+    around = [parts[".".join(steps[:k])] for k in range(len(steps))]
     found = [type(part).__name__ for part in later if "norm" in type(part).__name__.lower()]
     for part in around:
         own = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
@@ -265,7 +251,7 @@ def _scores(model: Any, inputs: Any) -> list[Tensor]:
             part.training = mode
     if isinstance(found, Mapping):
         found = [found["logits"]] if "logits" in found else list(found.values())
-    parts = list(found) if isinstance(found, tuple | list) else [found]
+    parts = found if isinstance(found, tuple | list) else [found]
     scores = [part for part in parts if isinstance(part, Tensor) and part.ndim > 1]
     return [part for part in scores if part.is_floating_point()]
 
@@ -274,9 +260,11 @@ def _compare(old: Tensor, new: Tensor, layer: Any, change: Change, where: str) -
     """Refuse scores that are not the adjusted ones, up to a number per example if normalized."""
     axis = 1 if layer.weight.ndim > 2 and old.ndim > 2 else -1
     before, after = (as_numpy(part.double().movedim(axis, -1)) for part in (old, new))
-    dtype = raw(layer.weight[:0]).dtype
-    bias = None if layer.bias is None else raw(layer.bias).values()
-    scale, offset = change.affine(before.shape[-1], raw(layer.weight).values(), bias)
+    stored = _tensors(layer)
+    dtype, bias = stored["weight"].dtype, stored["bias"]
+    scale, offset = change.affine(
+        before.shape[-1], stored["weight"].values(), None if bias is None else bias.values()
+    )
     known: Any = True
     if before.shape[-1] > 1:
         if before.min() >= 0 and np.allclose(before.sum(-1), 1, atol=max(1e-4, 4 * EPS[dtype])):
