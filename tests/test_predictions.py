@@ -13,7 +13,7 @@ from scipy.special import softmax as _softmax
 from longtail import ClassPrior, InputError, adjust_logits
 from longtail.predictions import adjust_predictions, from_arrays, open_predictions, tau_intervals
 from longtail.predictions.labels import LabelEncoder, read_numbers
-from longtail.predictions.passes import learnt_prior
+from longtail.predictions.passes import learnt_priors
 from longtail.tuning import TauIntervals
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -196,13 +196,13 @@ def test_the_number_of_threads_and_blocks_changes_nothing(monkeypatch, scores):
 def test_the_learnt_prior_is_the_mean_prediction(scores):
     logits, _ = scores
     rows = np.arange(120) % 3 > 0
-    found = learnt_prior(from_arrays(logits, kind="logits"), PRIOR, rows)
+    found = learnt_priors(from_arrays(logits, kind="logits"), PRIOR, [rows])[0]
     mean = np.zeros(3)
     for row in logits[rows]:
         mean += np.exp(row) / np.exp(row).sum()
     np.testing.assert_allclose(found.probs, mean / mean.sum())
     np.testing.assert_array_equal(found.counts, PRIOR.counts)
-    by_probs = learnt_prior(from_arrays(softmax(logits), kind="probs"), None, rows)
+    by_probs = learnt_priors(from_arrays(softmax(logits), kind="probs"), None, [rows])[0]
     np.testing.assert_allclose(by_probs.probs, found.probs)
 
 

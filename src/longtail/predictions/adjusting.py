@@ -6,9 +6,8 @@ that chooses, the part that judges, folds that do both in turn.
 
 from __future__ import annotations
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,9 +23,9 @@ from longtail.predictions.files import Adjusted, Block, Predictions, answers_pat
 from longtail.predictions.passes import (
     WORKERS,
     Progress,
-    collect_target,
+    all_labels,
     each_block,
-    learnt_prior,
+    learnt_priors,
     tau_intervals,
     whole_logits,
 )
@@ -92,10 +91,10 @@ class AdjustResult:
     protocol: str
     effective: bool = False
     tuning: TauResult | None = None
-    fold_taus: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+    fold_taus: FloatArray = field(default_factory=lambda: np.empty(0))
     num_tuned: int = 0
     tally: Tally | None = None
-    left_out: IntArray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
+    left_out: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     num_left_out: int = 0
     intervals: TauIntervals | None = None
     level: float = 0.95
@@ -145,10 +144,10 @@ class AdjustResult:
         if self.prior.counts is None:
             return {}
         tally, found = self._judged(), {}
-        for name, members in self.prior.groups(many=self.many, few=self.few).items():
-            if np.any(tally.counts[members]):
+        for name, classes in self.prior.groups(many=self.many, few=self.few).items():
+            if np.any(tally.counts[classes]):
                 weight = np.zeros(self.prior.num_classes)
-                weight[members] = 1.0
+                weight[classes] = 1.0
                 found[name] = tally.change(weight, level=self.level)
         return found
 
@@ -313,7 +312,7 @@ def adjust_predictions(
         effective: adjust by the prior that the model has learnt, its mean predicted probability,
             instead of by `prior`. Rows are weighted so that labelled classes occur as often as in
             `prior`; without labels or `prior` they count as they come. It is found on the
-            examples that choose tau, which takes one more pass over the file per fold.
+            examples that choose tau, fold by fold.
         missing: what to do with a class whose labelled examples are too few: one is needed to be
             judged, two to be judged and tuned. "error" refuses and names them; "skip" leaves them
             out of every mean, and lists them in `left_out`.
@@ -344,23 +343,24 @@ def adjust_predictions(
         >>> round(change.before.value, 2), round(change.after.value, 2), change.beyond_noise
         (0.49, 0.15, True)
     """
-    width = predictions.num_classes
+    width, workers = predictions.num_classes, workers or WORKERS
     if prior is not None or not effective:
         _checks.prior(prior, num_classes=width)
     if target_prior is not None:
         _checks.prior(target_prior, num_classes=width, name="target_prior")
     _checks.choice(missing, ("error", "skip"), name="missing")
     tau = None if tau is None else _checks.tau(tau)
-    level = _checks.fraction(confidence, name="confidence", below_one=True)
-    seed = _checks.whole(random_state, name="random_state", at_least=0)
-    workers = _checks.whole(workers or WORKERS, name="workers")
     if tune_on is not None and folds is not None:
         raise InputError("give `tune_on=` or `folds=`, not both.")
+    if tune_on is not None and not 0 < tune_on < 1:
+        raise InputError(f"`tune_on` must lie between 0 and 1; got {tune_on:g}.")
+    if folds is not None:
+        _checks.whole(folds, name="folds", at_least=2)
     if tau is not None and not effective and (tune_on is not None or folds is not None):
         raise InputError(
             "with a given `tau=` there is nothing to choose; leave `tune_on=` and `folds=` out."
         )
-    found: dict[str, Any] = {"effective": effective, "level": level, "many": many, "few": few}
+    known: dict[str, Any] = {"effective": effective, "level": confidence, "many": many, "few": few}
     if not predictions.labelled:
         if tune_on is not None or folds is not None:
             raise InputError(
@@ -368,61 +368,59 @@ def adjust_predictions(
                 f"`labels=`, or give `tau=` (default 1)."
             )
         if effective or prior is None:
-            prior = learnt_prior(predictions, prior, workers=workers)
+            (prior,) = learnt_priors(predictions, prior, workers=workers)
         tau = 1.0 if tau is None else tau
-        return AdjustResult(predictions, prior, target_prior, tau, "unlabelled", **found)
+        return AdjustResult(predictions, prior, target_prior, tau, "unlabelled", **known)
 
     # A prior that is learnt is judged on other examples even where tau is given.
     protocol, amount = "given", 0.0
     if tune_on is not None:
-        fraction = _checks.fraction(tune_on, name="tune_on", below_one=True)
-        protocol, amount = "split", _checks.positive(fraction, name="tune_on")
+        protocol, amount = "split", tune_on
     elif tau is None or effective:
-        folds = _checks.whole(DEFAULT_FOLDS if folds is None else folds, name="folds", at_least=2)
-        protocol, amount = "cross-fit", folds
+        protocol, amount = "cross-fit", DEFAULT_FOLDS if folds is None else folds
     measured = partial(
         tau_intervals, predictions, target_prior=target_prior, workers=workers, progress=progress
     )
     if effective or prior is None:
-        target = collect_target(predictions)
+        target = all_labels(predictions)
     else:
         if tau is None and np.ptp(posthoc.adjustment(prior, target_prior=target_prior)) == 0:
             raise InputError(NOTHING_TO_TUNE)
         whole = measured(prior)
         target = whole.target
     kept = _judgeable(predictions, target, 1 if protocol == "given" else 2, missing)
-    splits = _splits(target, kept, protocol, amount, seed)
+    splits = _splits(target, kept, protocol, amount, random_state)
     chosen_on, judged = (np.logical_or.reduce(rows) for rows in zip(*splits, strict=True))
     if effective or prior is None:
         # The prior as known to the examples that choose tau, mixed like the training data.
         sets = [choose for choose, _ in splits] + [chosen_on] * (len(splits) > 1)
-        priors = [learnt_prior(predictions, prior, rows, target, workers) for rows in sets]
-        parts = [measured(found) for found in priors]
+        priors = learnt_priors(predictions, prior, sets, target, workers=workers)
+        parts = [measured(learnt) for learnt in priors]
         prior, whole = priors[-1], parts[-1]
     else:
         parts = [whole] * len(splits)
+
+    def choose_tau(fold: int) -> float:
+        part = _restricted(parts[fold], splits[fold][0], kept)
+        return tune_from_intervals(part, bounds=bounds, n_bootstrap=0).tau
+
     tuning, fold_taus = None, np.empty(0)
     if tau is None:
         tuning = tune_from_intervals(
             _restricted(whole, chosen_on, kept),
             bounds=bounds,
-            confidence=level,
+            confidence=confidence,
             n_bootstrap=n_bootstrap,
-            random_state=seed,
+            random_state=random_state,
         )
         tau = tuning.tau
         if protocol == "cross-fit":
-
-            def choose_tau(fold: int) -> float:
-                part = _restricted(parts[fold], splits[fold][0], kept)
-                return tune_from_intervals(part, bounds=bounds, n_bootstrap=0).tau
-
             with ThreadPoolExecutor(workers) as pool:
                 fold_taus = np.array(list(pool.map(choose_tau, range(len(splits)))))
+    taus = fold_taus if len(fold_taus) else [tau] * len(splits)
     before, after = np.zeros((2, len(target)), dtype=bool)
-    for fold, (_, rows) in enumerate(splits):
-        lower, upper = parts[fold].lower[rows], parts[fold].upper[rows]
-        fold_tau = fold_taus[fold] if len(fold_taus) else tau
+    for part, (_, rows), fold_tau in zip(parts, splits, taus, strict=False):
+        lower, upper = part.lower[rows], part.upper[rows]
         before[rows] = (lower <= 0.0) & (upper > 0.0)
         after[rows] = (lower <= fold_tau) & (fold_tau < upper)
     left_out = np.setdiff1d(np.arange(width), kept)
@@ -439,7 +437,7 @@ def adjust_predictions(
         intervals=_restricted(whole, judged, kept),
         left_out=left_out,
         num_left_out=int(np.isin(target, left_out).sum()),
-        **found,
+        **known,
     )
 
 
@@ -471,22 +469,15 @@ def tune_predictions(
     """
     _checks.prior(prior, num_classes=predictions.num_classes)
     _checks.choice(missing, ("error", "nearest"), name="missing")
-    if not predictions.labelled:
-        raise InputError(f"{predictions.name} has no labels; name them with `labels=`.")
     options: dict[str, Any] = {}
     if method == "weight_normalization":
         if criterion != "balanced_error":
             raise InputError("weight normalization has `criterion='balanced-error'` alone.")
-        if predictions.kind == "probs":
+        if predictions.kind == "probs" or predictions.norms is None:
             raise InputError(
-                f"weight normalization divides logits by norms, but {predictions.name} holds "
-                f"probabilities."
-            )
-        if predictions.norms is None:
-            raise InputError(
-                f"weight normalization needs the norms of the last layer's weights, one per "
-                f"class, which {predictions.name} lacks; save them with numpy.savez(file, ..., "
-                f"norms=...)."
+                f"weight normalization divides logits by the norms of the last layer's weights, "
+                f"one per class, which {predictions.name} lacks; save them with numpy.savez(file, "
+                f"..., norms=...)."
             )
         bias = predictions.bias if bias_mode == "drop" else None
         options = {"norms": predictions.norms, "bias": bias, "bias_mode": bias_mode}
@@ -557,7 +548,7 @@ def _restricted(parts: TauIntervals, rows: BoolArray, kept: IntArray) -> TauInte
     place = np.full(parts.num_classes, -1)
     place[kept] = np.arange(len(kept))
     importance = parts.importance[kept]
-    return dataclasses.replace(
+    return replace(
         parts,
         lower=parts.lower[rows],
         upper=parts.upper[rows],

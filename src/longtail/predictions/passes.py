@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,21 +58,26 @@ def each_block(
             _checks.not_probabilities(scores[:10_000], hint="say so with `kind='probs'`")
         return function(block, scores)
 
-    waiting = predictions.blocks(
-        min(elements or _COPIED, _MOST_ROWS * predictions.num_classes), rest=rest
-    )
     done = 0
+
+    def finished() -> _Found:
+        nonlocal done
+        rows, future = running.popleft()
+        found = future.result()
+        done += rows
+        if progress is not None:
+            progress(done, predictions.num_rows or 0, "")
+        return found
+
+    most = min(elements or _COPIED, _MOST_ROWS * predictions.num_classes)
+    running: deque[tuple[int, Future[_Found]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
-        submitted = ((len(block.scores), pool.submit(work, block)) for block in waiting)
-        running = deque(islice(submitted, workers))
+        for block in predictions.blocks(most, rest=rest):
+            running.append((len(block.scores), pool.submit(work, block)))
+            if len(running) >= workers:
+                yield finished()
         while running:
-            rows, future = running.popleft()
-            result = future.result()
-            running.extend(islice(submitted, 1))
-            done += rows
-            if progress is not None:
-                progress(done, predictions.num_rows or 0, "")
-            yield result
+            yield finished()
 
 
 def tau_intervals(
@@ -117,7 +121,7 @@ def tau_intervals(
         find,
         predictions,
         elements=_MAPPED if mapped else None,
-        workers=_checks.whole(workers or WORKERS, name="workers"),
+        workers=workers or WORKERS,
         progress=progress,
     )
     return TauIntervals.merge(found)
@@ -126,61 +130,63 @@ def tau_intervals(
 def whole_logits(predictions: Predictions) -> tuple[NDArray[Any], IntArray]:
     """Return all logits and labels: the memory map itself where there is one, else in memory."""
     if predictions.mapped is not None and predictions.kind == "logits":
-        return predictions.mapped, collect_target(predictions)
+        return predictions.mapped, all_labels(predictions)
     found = list(each_block(lambda block, logits: (logits, block.target), predictions))
     logits, target = zip(*found, strict=True)
     return np.concatenate(logits), np.concatenate(target)
 
 
-def collect_target(predictions: Predictions) -> IntArray:
+def all_labels(predictions: Predictions) -> IntArray:
     """Return all labels as class indices."""
     if predictions.target is not None:
         return predictions.target
-    return np.concatenate(list(each_block(lambda block, _: block.target, predictions)))
+    return np.concatenate([block.target for block in predictions.blocks(_COPIED)])
 
 
-def learnt_prior(
+def learnt_priors(
     predictions: Predictions,
     prior: ClassPrior | None,
-    rows: NDArray[np.bool_] | None = None,
+    sets: Sequence[NDArray[np.bool_]] | None = None,
     target: IntArray | None = None,
+    *,
     workers: int = 1,
-) -> ClassPrior:
-    """Return the prior that the model has learnt: its mean predicted probability.
+) -> list[ClassPrior]:
+    """Return the priors that the model shows on sets of examples: its mean probabilities there.
 
     Args:
         predictions: of data mixed like the training data, unless labels tell how they are mixed.
         prior: of the training data, whose counts are kept for the groups; or None.
-        rows: the examples to take; None for all.
-        target: their labels, if each class is to weigh what it has in `prior`.
+        sets: the examples of each set; None for one set of all.
+        target: labels, if each class is to weigh what it has in `prior`.
         workers: threads.
 
     Examples:
         >>> from longtail.predictions import from_arrays
         >>> saved = from_arrays([[0.9, 0.1], [0.5, 0.5]], kind="probs")
-        >>> learnt_prior(saved, None).probs
+        >>> learnt_priors(saved, None)[0].probs
         array([0.7, 0.3])
     """
-    weight = None if rows is None else rows.astype(np.float64)
-    if weight is not None and prior is not None and target is not None:
-        counts = np.bincount(target[rows], minlength=predictions.num_classes)
-        weight *= (prior.probs / np.maximum(counts, 1))[target]
+    weights = [rows.astype(np.float64) for rows in sets or ()]
+    if prior is not None and target is not None:
+        for weight in weights:
+            counts = np.bincount(target, weight, minlength=predictions.num_classes)
+            weight *= (prior.probs / np.maximum(counts, 1))[target]
 
-    def mass(block: Block, logits: NDArray[Any]) -> FloatArray:
+    def masses(block: Block, logits: NDArray[Any]) -> list[FloatArray]:
         _checks.all_finite(logits, name=predictions.kind, first_row=block.first_row)
         probs = block.scores.astype(np.float64)
         if predictions.kind == "logits":
             probs = softmax(probs, axis=1)
-        first = block.first_row
-        some = np.ones(len(probs)) if weight is None else weight[first : first + len(probs)]
-        return np.asarray(some @ probs)
+        rows = slice(block.first_row, block.first_row + len(probs))
+        return [weight[rows] @ probs for weight in weights] or [np.ones(len(probs)) @ probs]
 
-    total = np.sum(list(each_block(mass, predictions, workers=workers)), axis=0)
-    empty = np.flatnonzero(total == 0)
+    totals = np.sum(list(each_block(masses, predictions, workers=workers)), axis=0)
+    empty = np.flatnonzero(~totals.all(axis=0))
     if len(empty):
         named = _checks.listing(predictions.label(int(k)) for k in empty)
         raise InputError(
             f"{predictions.name}: class(es) {named} have probability 0 in every row, so the "
             f"learnt prior has no logarithm; use the training counts instead."
         )
-    return ClassPrior(probs=total / total.sum(), counts=None if prior is None else prior.counts)
+    known = None if prior is None else prior.counts
+    return [ClassPrior(probs=total / total.sum(), counts=known) for total in totals]
