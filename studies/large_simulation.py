@@ -29,17 +29,10 @@ from longtail import ClassPrior, InputError
 from longtail.data.large import LARGE
 from longtail.data.profiles import read_counts
 from longtail.priors import GROUPS
+from longtail.report import figures
 from longtail.report.compare import mean_interval
-from studies._pages import (
-    Table,
-    add_page_arguments,
-    figures,
-    note,
-    page,
-    progress,
-    render,
-    show,
-)
+from studies import _pages as pages
+from studies._pages import Table
 from studies._records import ROOT, device_of, write_text
 
 if TYPE_CHECKING:
@@ -97,10 +90,7 @@ _FACTS = {
 def class_counts(name: str, data_dir: Path | None = None) -> tuple[np.ndarray, str]:
     """Return the training examples of each class, and ``file`` or ``rebuilt``.
 
-    Args:
-        name: of `DATASETS`.
-        data_dir: a folder with ``class_counts/<file>``, which must be there then; LONGTAIL_DATA
-            if None, and without such a file `rebuilt_counts`.
+    They are read from ``class_counts`` in `data_dir`, or in LONGTAIL_DATA if such a file is there.
     """
     folder = data_dir if data_dir is not None else os.environ.get("LONGTAIL_DATA")
     path = Path(folder).expanduser() / "class_counts" / _FACTS[name][0] if folder else None
@@ -186,12 +176,9 @@ def plug_in(
     features: np.ndarray, target: np.ndarray, *, scale: float, num_classes: int
 ) -> np.ndarray:
     """Return `true_weights` of estimated centres, shrunk as their distribution asks."""
+    sums = [np.bincount(target, weights=column, minlength=num_classes) for column in features.T]
     counts = np.bincount(target, minlength=num_classes)[:, None]
-    sums = np.stack(
-        [np.bincount(target, weights=column, minlength=num_classes) for column in features.T],
-        axis=1,
-    )
-    return true_weights(sums / (counts + scale**-2))
+    return true_weights(np.stack(sums, axis=1) / (counts + scale**-2))
 
 
 def sample(
@@ -227,19 +214,11 @@ def decide(
 
 
 def bayes_error(
-    features: np.ndarray,
-    weights: np.ndarray,
-    *,
-    per_class: int,
-    device: torch.device | str = "cpu",
+    features: np.ndarray, weights: np.ndarray, *, per_class: int, device: Any = "cpu"
 ) -> Estimate:
     """Return the least balanced error of any classifier, E[1 − max_y p(x|y)/Σ_j p(x|j)].
 
-    Args:
-        features: balanced test points in order of class.
-        weights: the log densities, see `true_weights`.
-        per_class: points of each class.
-        device: where to compute.
+    `features` are balanced test points in order of class, `weights` as in `true_weights`.
 
     Examples:
         >>> centers = np.array([[-1.0, -1.0], [1.0, 1.0]])
@@ -256,11 +235,7 @@ def bayes_error(
 
 
 def estimate(values: np.ndarray, *, per_class: int) -> Estimate:
-    """Return the mean over classes of a value at each point, and the error of sampling.
-
-    Args:
-        values: at points in order of class, as many of each.
-        per_class: how many.
+    """Return the mean of a value at points in order of class, in percent, and its sampling error.
 
     Examples:
         >>> estimate(np.array([0.0, 1.0, 1.0, 1.0]), per_class=2)
@@ -328,7 +303,7 @@ def fit(
         >>> (found.weights[1] - found.weights[0]).round(2)
         array([ 0.91, -1.36])
     """
-    problem = _Problem.of(features, target, start, ridge, offset, device)
+    problem = _Problem(features, target, len(start), ridge, offset, device)
     begin = problem.calibrated(np.asarray(start, dtype=np.float64))
     # v with w_y = R_y⁻¹ v_y, where R_yᵀ R_y is class y's block of the Hessian. An entry of the
     # gradient in v is in units of that direction's standard error.
@@ -368,37 +343,30 @@ def fit(
     return Fit(weights_of(unit * found.x), evaluations, gradient)
 
 
-@dataclass(frozen=True, eq=False)
 class _Problem:
     """The loss as a function of the weights; tensors on the device."""
 
-    features: torch.Tensor  # with a constant 1, shape (examples, dimensions + 1)
-    target: torch.Tensor
-    sums: np.ndarray  # of each class's features, shape (num_classes, dimensions + 1)
-    ridge: float
-    offset: torch.Tensor
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         features: np.ndarray,
         target: np.ndarray,
-        start: np.ndarray,
+        num_classes: int,
         ridge: float,
         offset: np.ndarray | None,
         device: torch.device | str,
-    ) -> _Problem:
+    ) -> None:
         import torch
 
-        num_classes, columns = start.shape
-        labels = torch.as_tensor(target, dtype=torch.int64, device=device)
-        x = torch.ones(len(labels), columns, device=device)
-        x[:, :-1] = torch.as_tensor(features)
-        sums = torch.zeros(num_classes, columns, dtype=torch.float64, device=device)
-        sums.index_add_(0, labels, x.double())
+        self.ridge = ridge
+        self.target = torch.as_tensor(target, dtype=torch.int64, device=device)
+        self.features = torch.ones(len(target), features.shape[1] + 1, device=device)  # a constant
+        self.features[:, :-1] = torch.as_tensor(features)
+        sums = torch.zeros(num_classes, features.shape[1] + 1, dtype=torch.float64, device=device)
+        self.sums = sums.index_add_(0, self.target, self.features.double()).cpu().numpy()
         shift = np.zeros(num_classes) if offset is None else offset
-        moved = torch.tensor(shift, dtype=torch.float32, device=device)  # a prior's is read-only
-        return cls(x, labels, sums.cpu().numpy(), ridge, moved)
+        self.offset = torch.tensor(
+            shift, dtype=torch.float32, device=device
+        )  # read-only, a prior's
 
     def _pieces(self, weights: np.ndarray) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
         """Which examples, their logits and their probabilities; memory is used again."""
@@ -515,14 +483,8 @@ def run_trial(
 ) -> Trial:
     """Draw, solve both losses, adjust the softmax one, and judge everything.
 
-    Args:
-        dataset: its name, a key of ``settings.scales``.
-        counts: real class sizes, shape (num_classes,).
-        multiple: how many times that to draw.
-        settings: the rest.
-        seed: of this trial; the centres and test points depend on it alone, so that multiples of
-            the sizes are compared on the same problem.
-        device: where to compute.
+    Centres and test points depend on the seed alone, so that multiples of the class sizes are
+    compared on the same problem.
     """
     scale, num_classes = settings.scales[dataset], len(counts)
     drawn, training = (np.random.default_rng([settings.seed, seed, part]) for part in (0, 1))
@@ -583,10 +545,10 @@ def frequency_bins(counts: np.ndarray) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Study:
-    """All trials.
+    """All trials: by data set, then multiple, then seed.
 
     Attributes:
-        trials: by data set, then multiple, then seed.
+        trials: judged.
         sizes: by data set, facts about the class sizes and where they come from.
         settings: what was sampled, as plain values.
     """
@@ -606,37 +568,26 @@ class Study:
 
     def of(self, dataset: str, multiple: int) -> list[Trial]:
         """Return the trials of one data set and size."""
-        return [
-            trial for trial in self.trials if (trial.dataset, trial.multiple) == (dataset, multiple)
-        ]
+        return [one for one in self.trials if (one.dataset, one.multiple) == (dataset, multiple)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "settings": self.settings,
-            "class_sizes": self.sizes,
-            "trials": [_six_digits(asdict(trial)) for trial in self.trials],
-        }
+    def to_json(self) -> str:
+        """Return the record, in six digits: more than the sampling noise leaves."""
+        trials = json.loads(
+            json.dumps([asdict(one) for one in self.trials]),
+            parse_float=lambda text: float(f"{float(text):.6g}"),
+        )
+        kept = {"settings": self.settings, "class_sizes": self.sizes, "trials": trials}
+        return json.dumps(kept, indent=2) + "\n"
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Study:
-        """Return what `to_dict` made of one."""
-        trials = []
-        for values in document["trials"]:
-            made: dict[str, Any] = {"bayes": Estimate(**values["bayes"])}
-            for key in ("errors", "excess"):
-                made[key] = {name: Estimate(**one) for name, one in values[key].items()}
-            trials.append(Trial(**{**values, **made}))
-        return cls(tuple(trials), dict(document["class_sizes"]), dict(document["settings"]))
-
-
-def _six_digits(value: Any) -> Any:
-    """Six digits: more than the sampling noise leaves."""
-    if isinstance(value, dict):
-        return {key: _six_digits(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_six_digits(one) for one in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    def from_json(cls, text: str) -> Study:
+        """Return what `to_json` made of one."""
+        # An estimate is the only object with these two keys.
+        document = json.loads(
+            text, object_hook=lambda d: Estimate(**d) if d.keys() == {"mean", "se"} else d
+        )
+        trials = tuple(Trial(**values) for values in document["trials"])
+        return cls(trials, document["class_sizes"], document["settings"])
 
 
 def run(
@@ -646,13 +597,7 @@ def run(
     device: torch.device | str = "cpu",
     said: Callable[[float, int, str], None] = lambda done, total, what: None,
 ) -> Study:
-    """Return the whole simulation.
-
-    Args:
-        settings: what to sample.
-        sizes: by data set, class sizes and where they are from, see `class_counts`.
-        device: where to compute.
-        said: called as said(trials done, trials in all, what).
+    """Return the whole simulation; `said` is told (trials done, trials in all, what).
 
     Examples:
         >>> small = Settings(dimension=4, trials=1, test_points=2000)
@@ -928,7 +873,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ROOT / "results/large-simulation/large-simulation.json",
         help="The file of numbers, read and with --run written.",
     )
-    add_page_arguments(parser)
+    pages.add_page_arguments(parser)
 
 
 def _multiples(text: str) -> tuple[int, ...]:
@@ -945,23 +890,23 @@ def main(options: argparse.Namespace) -> None:
         settings = Settings(multiples=several, trials=options.trials)
         names = options.dataset or DATASETS
         sizes = {name: class_counts(name, options.data_dir) for name in names}
-        with progress("simulating") as said:
+        with pages.progress("simulating") as said:
             made = run(settings, sizes, device=device_of(options), said=said)
-        write_text(options.record, json.dumps(made.to_dict(), indent=2) + "\n")
+        write_text(options.record, made.to_json())
     if not options.record.exists():
         raise InputError(f"there is no record {options.record}; make it with --run.")
-    study = Study.from_dict(json.loads(options.record.read_text(encoding="utf-8")))
+    study = Study.from_json(options.record.read_text(encoding="utf-8"))
     if options.json:
-        sys.stdout.write(json.dumps(study.to_dict(), indent=1) + "\n")
+        sys.stdout.write(study.to_json())
         return
     tables = [rules_table(study, dataset) for dataset in study.datasets]
-    show([*tables, sizes_table(study)])
+    pages.show([*tables, sizes_table(study)])
     if set(study.datasets) != set(DATASETS):
-        note("The page needs both data sets, so it is left as it is.")
+        pages.note("The page needs both data sets, so it is left as it is.")
         return
-    with page(options, "docs/large-scale.md") as write:
+    with pages.page(options, "docs/large-scale.md") as write:
         write(
-            render(
+            pages.render(
                 "large-scale",
                 found=[finding(study, dataset) for dataset in study.datasets],
                 tables=tables,
