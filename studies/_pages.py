@@ -33,7 +33,27 @@ from longtail import InputError
 from longtail.report import figures
 from longtail.report.compare import Interval
 from longtail.report.tables import GROUP_BOUNDS, Table, percent, plural, signed, spread
-from studies._records import ROOT, Column, Record, Row, write_text
+from studies._records import (
+    ROOT,
+    Column,
+    Record,
+    Row,
+    Runs,
+    Shelf,
+    add_page_arguments,
+    train_missing,
+    write_text,
+)
+
+__all__ = [
+    "GROUP_BOUNDS",
+    "Table",
+    "add_page_arguments",
+    "percent",
+    "plural",
+    "signed",
+    "spread",
+]
 
 # Options that change how a study is done, not what it shows.
 _HARMLESS = {
@@ -75,28 +95,13 @@ def correlation(interval: Interval | None) -> str:
 
 
 def listing(words: Sequence[str]) -> str:
-    """Words with commas between them, and "and" before the last.
-
-    Examples:
-        >>> listing(["one"]), listing(["one", "two", "three"])
-        ('one', 'one, two and three')
-    """
+    """Words with commas between them, and "and" before the last."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def markdown(table: Table) -> str:
-    """A table in Markdown; without a title where a heading says enough."""
-    return table.markdown().removeprefix("****\n\n")
-
-
 def render(name: str, **values: Any) -> str:
-    """A page's text.
-
-    Args:
-        name: of the template in ``studies/pages``.
-        **values: what the template uses.
-    """
+    """A page's text, from the template of that name in ``studies/pages``."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -105,7 +110,8 @@ def render(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
-        finalize=lambda value: markdown(value) if isinstance(value, Table) else value,
+        # Without a title where a heading says enough.
+        finalize=lambda v: v.markdown().removeprefix("****\n\n") if isinstance(v, Table) else v,
     )
     environment.filters |= {
         "pct": lambda value, digits=1: percent(value, digits=digits),
@@ -121,16 +127,6 @@ def render(name: str, **values: Any) -> str:
 
 
 # ---------------------------------------------------------------------------- files
-
-
-def add_page_arguments(parser: argparse.ArgumentParser) -> None:
-    """The option of every study that says where its page goes."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="Write the page below this folder instead of this checkout.",
-    )
 
 
 @dataclass
@@ -216,14 +212,7 @@ def mean_deviation(column: Column, row: Row) -> str:
 
 
 def cells_table(column: Column, rows: Iterable[Row], *, title: str, note: str = "") -> Table:
-    """A column's cells beside the published ones.
-
-    Args:
-        column: which.
-        rows: of the table; those that have neither runs nor a published value are left out.
-        title: above.
-        note: below.
-    """
+    """A column's cells beside the published ones; rows that have neither are left out."""
     found = []
     for row in rows:
         cell, paper = column.cell(row), row.paper.get(column.key)
@@ -241,9 +230,11 @@ def cells_table(column: Column, rows: Iterable[Row], *, title: str, note: str = 
     return Table(title, ("method", "published", "ours", "difference", "τ"), found, note=note)
 
 
-def devices(records: Iterable[Record]) -> str:
-    """The devices that records were made on, for people."""
-    return listing(sorted({str(one.document["device"]) for one in records}) or ["any device"])
+def facts(records: Sequence[Record]) -> dict[str, Any]:
+    """What every page of trained runs says of them: how many, their minutes, the devices."""
+    names = sorted({str(one.document["device"]) for one in records})
+    minutes = sum(one.seconds for one in records) / 60
+    return {"runs": len(records), "minutes": minutes, "devices": listing(names or ["any device"])}
 
 
 # ---------------------------------------------------------------------------- the terminal
@@ -273,6 +264,16 @@ def note(text: str) -> None:
     sys.stderr.write(textwrap.fill(text, _PROSE, break_long_words=False) + "\n")
 
 
+def trained(options: argparse.Namespace, rows: Iterable[Runs]) -> Shelf | None:
+    """`train_missing` with its progress; None, and said, if time ran out."""
+    with progress("training") as report:
+        shelf, finished = train_missing(options, rows, progress=report)
+    if not finished:
+        note("Time is up. Nothing is lost; the same command goes on.")
+        return None
+    return shelf
+
+
 @contextmanager
 def progress(title: str, *, every: float = 30.0) -> Iterator[Callable[[float, int, str], None]]:
     """Show how far something is: a bar on a terminal, now and then a line elsewhere."""
@@ -297,27 +298,3 @@ def progress(title: str, *, every: float = 30.0) -> Iterator[Callable[[float, in
             sys.stderr.write(f"{title}: {done:g} of {total:g}, {text}\n")
 
     yield say
-
-
-__all__ = [
-    "GROUP_BOUNDS",
-    "Table",
-    "Writer",
-    "add_page_arguments",
-    "cells_table",
-    "correlation",
-    "devices",
-    "figures",
-    "listing",
-    "mean_deviation",
-    "note",
-    "page",
-    "percent",
-    "plural",
-    "points",
-    "progress",
-    "render",
-    "show",
-    "signed",
-    "spread",
-]

@@ -17,15 +17,12 @@ A study lists its runs as rows of data and asks for their records::
             one.spec.seed, one.per_class()
 
 `train_missing` trains what has no record yet (nothing with ``--no-train``), in cohorts that fit a
-GPU, stops after ``--minutes`` and goes on when called again. Whoever chooses a run by another's
-outcome calls it twice, the second time with rows made from the shelf.
+GPU, stops after ``--minutes`` and goes on when called again.
 
 A record is ``results/STUDY/DATASET/METHOD-sSEED-HASH.json``: the run's spec, and whole numbers of
 wrong examples of each class. Softmax runs have the post-hoc methods too, at τ = 1, at the τ of a
 held-out part (`Runs.tau_from`) and at the best τ of the test set. Logits and weights stay in the
-run's folder.
-
-`Row` and `Column` turn records into a table's cells: `Column.cell`, `Column.difference`.
+run's folder. `Row` and `Column` turn records into a table's cells.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -125,11 +122,9 @@ class Runs:
         return self.teachers if self.tau_from is None else (*self.teachers, self.tau_from)
 
     def changed(self, values: Mapping[str, Any], seeds: int | None = None) -> Runs:
-        """The same runs in small, or otherwise changed.
+        """The same runs in small: other recipe values, and at most so many seeds.
 
-        Args:
-            values: recipe values. A row's own overrides stay, but for its model and epochs.
-            seeds: how many at most.
+        A row's own overrides stay, but for its model and epochs.
         """
         small = {key: values[key] for key in ("model", "epochs") if key in values}
         return replace(
@@ -190,12 +185,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One finished run, as far as tables and figures go.
-
-    Attributes:
-        spec: what was asked for.
-        document: everything, as in the file.
-    """
+    """One finished run, as far as tables and figures go: its spec, and the file's content."""
 
     spec: RunSpec
     document: Mapping[str, Any]
@@ -216,19 +206,9 @@ class Record:
         return 0.0 if self.spec.method.name == "ensemble" else float(self.document["seconds"])
 
     @property
-    def precision(self) -> str:
-        """The precision of the network's features."""
-        return str(self.spec.settings.get("precision", "float32"))
-
-    @property
     def norms(self) -> np.ndarray:
         """Norm of each class's weights in the last layer, shape (num_classes,)."""
         return np.asarray(self.document["norms"], dtype=np.float64)
-
-    @property
-    def class_names(self) -> list[str] | None:
-        """The classes' names, where there are few."""
-        return self.document.get("class_names")
 
     def examples(self, split: str = TEST) -> np.ndarray:
         """Examples of each class in a split, shape (num_classes,)."""
@@ -282,18 +262,8 @@ class Record:
 def record_of(run: Run, *, partner: Record | None = None) -> Record:
     """Keep of a finished run what tables and figures need.
 
-    Args:
-        run: with the logits of some splits.
-        partner: the record of the run with a held-out part that chose τ.
+    `partner` is the record of the run with a held-out part that chose τ.
     """
-    if partner is not None and (
-        (partner.document["data"], partner.spec.seed) != (run.data, run.spec.seed)
-        or not partner.spec.dataset.held_out
-    ):
-        raise InputError(
-            f"{partner.name} can't choose τ for {run.name}: it must be a run of the same seed and "
-            f"data with a held-out part."
-        )
     document: dict[str, Any] = {
         "format": FORMAT,
         "run": run.name,
@@ -466,8 +436,8 @@ class Shelf:
             other = self._records.get(_without_precision(one.spec).folder)
             if other is not None:
                 raise InputError(
-                    f"{other.name} and {one.name} are the same run in {other.precision} and "
-                    f"{one.precision}; keep one of their records in {folder}."
+                    f"{other.name} and {one.name} are the same run in two precisions; keep one of "
+                    f"their records in {folder}."
                 )
             self.put(one)
 
@@ -550,41 +520,32 @@ class Shelf:
 # ---------------------------------------------------------------------------- training
 
 
-class OutOfTimeError(Exception):
-    """The time that training was given is over; what was trained is kept."""
-
-
-@dataclass
 class Trainer:
     """Trains runs that have no record, judges each finished run once, and writes its record.
 
-    Attributes:
-        load: gives the data of a DataSpec.
-        runs: the folder of run folders.
-        folder: of records.
+    Args:
+        options: of `add_training_arguments`.
         shelf: the records that are there.
-        device: where to train.
-        command: what to type to go on.
-        deadline: on the clock of `time.monotonic`, or None.
+        load: gives the data of a DataSpec.
         progress: called as ``progress(epochs done, epochs in all, what)``.
-        together: how many runs share a GPU.
         shared: what `train_cohort` and `evaluate` are told besides, such as `world`.
     """
 
-    load: Callable[[DataSpec], Any]
-    runs: Path
-    folder: Path
-    shelf: Shelf
-    device: Any = "cpu"
-    command: str | None = None
-    deadline: float | None = None
-    progress: Callable[[float, int, str], None] | None = None
-    together: int = 32
-    shared: Mapping[str, Any] = field(default_factory=dict)
-    _loaded: tuple[DataSpec, Any] | None = None
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        shelf: Shelf,
+        load: Callable[[DataSpec], Any],
+        progress: Callable[[float, int, str], None] | None,
+        shared: Mapping[str, Any],
+    ) -> None:
+        self.options, self.shelf, self.progress, self.shared = options, shelf, progress, shared
+        self.load, self.device = lru_cache(1)(load), device_of(options)
 
     def train(self, rows: Iterable[Runs]) -> bool:
         """Train what is missing; False if time ran out."""
+        from longtail.train.engine import StoppedError
+
         try:
             waiting = in_order(rows)
             while waiting:  # a round is all rows whose teachers are there, of one data set
@@ -592,7 +553,7 @@ class Trainer:
                 ready = [one for one in ready if one.data == ready[0].data]
                 self._round(ready)
                 waiting = [one for one in waiting if one not in ready]
-        except OutOfTimeError:
+        except StoppedError:
             return False
         return True
 
@@ -600,10 +561,8 @@ class Trainer:
         lacking = self._once(
             (one, seed) for one in rows for seed in one.seeds if not self.shelf.is_whole(one, seed)
         )
-        taught = dict.fromkeys(teacher for one, _ in lacking for teacher in one.teachers)
-        self._bring_back(list(taught))
-        for part in _parts([pair for pair in lacking if not pair[0].mean], self.together):
-            self._part(part)
+        self._bring_back([teacher for one, _ in lacking for teacher in one.teachers])
+        self._train([pair for pair in lacking if not pair[0].mean])
         for one, _ in lacking:
             if one.mean:
                 self._average(one)
@@ -621,62 +580,63 @@ class Trainer:
             if not (one.mean or self._is_finished(self.shelf.spec(one, seed)))
         )
         if gone:
+            root = self.options.runs
             logger.warning(
                 "training %d runs again, to teach and nothing else: there are records, but no "
                 "weights in %s. To bring the weights instead: longtail runs unpack ARCHIVE "
                 "--root %s",
-                len(gone),
-                self.runs,
-                self.runs,
+                *(len(gone), root, root),
             )
         for depth in (False, True):  # those that are students themselves last
-            some = [pair for pair in gone if bool(pair[0].teachers) == depth]
-            for part in _parts(some, self.together):
-                self._part(part)
+            self._train([pair for pair in gone if bool(pair[0].teachers) == depth])
 
     def _is_finished(self, spec: RunSpec) -> bool:
-        folder = self.runs / spec.folder
+        folder = self.options.runs / spec.folder
         if not (folder / "run.json").exists():
             return False
         return Run.open(folder, verify=False, unfinished=True).finished
+
+    def _train(self, pairs: Sequence[tuple[Runs, int]]) -> None:
+        """Train runs in parts that fit a GPU, each of networks that are alike."""
+        of_model: dict[str, list[tuple[Runs, int]]] = {}
+        for pair in pairs:
+            of_model.setdefault(_spec(*pair).model.name, []).append(pair)
+        size = self.options.together
+        for some in of_model.values():
+            for first in range(0, len(some), size):
+                self._part(some[first : first + size])
 
     def _part(self, pairs: Sequence[tuple[Runs, int]]) -> None:
         """Train some runs side by side, judge them, and write their records."""
         from longtail.train.engine import StoppedError, train_cohort
 
-        on_gpu = str(self.device).startswith("cuda")
-        if self._is_over(before=_CAPTURE_SECONDS if on_gpu else 0.0):
-            raise OutOfTimeError
-        data, specs = self._data(pairs[0][0].data), [self.shelf.spec(*pair) for pair in pairs]
+        if self._is_over(before=_CAPTURE_SECONDS if self.device.type == "cuda" else 0.0):
+            raise StoppedError
+        data, specs = self.load(pairs[0][0].data), [self.shelf.spec(*pair) for pair in pairs]
         try:
             train_cohort(
                 specs,
                 data.train,
-                root=self.runs,
+                root=self.options.runs,
                 device=self.device,
-                command=self.command,
-                together=self.together,
+                command=" ".join(["python -m studies", *sys.argv[1:]]),
+                together=self.options.together,
                 progress=self.progress,
                 stop=self._is_over,
                 **self.shared,
             )
-        except StoppedError as stopped:
-            raise OutOfTimeError from stopped
         finally:  # a run that fails, or a stop, must not cost those that are finished
-            done = [
-                (pair, spec)
-                for pair, spec in zip(pairs, specs, strict=True)
-                if self._is_finished(spec)
-            ]
             # Those with a held-out part first: they choose τ for the others.
-            for (one, seed), spec in sorted(done, key=lambda entry: not entry[1].dataset.held_out):
-                if not self.shelf.is_whole(one, seed):
-                    self._keep(one, seed, self._evaluated(one, Run.open(self.runs / spec.folder)))
+            for (one, seed), spec in sorted(
+                zip(pairs, specs, strict=True), key=lambda entry: not entry[1].dataset.held_out
+            ):
+                if self._is_finished(spec) and not self.shelf.is_whole(one, seed):
+                    self._keep(one, seed, self._evaluated(one, spec))
 
-    def _evaluated(self, one: Runs, run: Run) -> Run:
+    def _evaluated(self, one: Runs, spec: RunSpec) -> Run:
         from longtail.train.engine import evaluate
 
-        data = self._data(one.data)
+        run, data = Run.open(self.options.runs / spec.folder), self.load(one.data)
         if one.dev:
             run = evaluate(run, data.development(run), split=DEV, device=self.device)
         if not one.held_out:
@@ -684,28 +644,23 @@ class Trainer:
         return run
 
     def _keep(self, one: Runs, seed: int, run: Run) -> None:
-        partner = one.tau_from and self.shelf.get(one.tau_from, seed)
-        found = record_of(run, partner=partner)
+        found = record_of(run, partner=one.tau_from and self.shelf.get(one.tau_from, seed))
         if getattr(self.shared.get("world"), "first", True):
-            write(found, self.folder)
+            write(found, self.options.records)
         self.shelf.put(found)
 
     def _average(self, one: Runs) -> None:
         specs = [self.shelf.spec(member, seed) for member in one.teachers for seed in member.seeds]
-        members = [self._evaluated(one, Run.open(self.runs / spec.folder)) for spec in specs]
+        members = [self._evaluated(one, spec) for spec in specs]
         for split in (DEV, TEST) if one.dev else (TEST,):
-            run = ensemble(members, root=self.runs, split=split, replace=True)
+            run = ensemble(members, root=self.options.runs, split=split, replace=True)
         self._keep(one, 0, run)
 
-    def _data(self, spec: DataSpec) -> Any:
-        if self._loaded is None or self._loaded[0] != spec:
-            self._loaded = (spec, self.load(spec))
-        return self._loaded[1]
-
     def _is_over(self, *, before: float = 0.0) -> bool:
-        if self.deadline is None:
+        deadline = getattr(self.options, "deadline", None)
+        if deadline is None:
             return False
-        over, world = time.monotonic() + before >= self.deadline, self.shared.get("world")
+        over, world = time.monotonic() + before >= deadline, self.shared.get("world")
         # Processes that train together stop together, by the first one's clock.
         return over if world is None else bool(world.tell(over))
 
@@ -718,26 +673,30 @@ def in_order(rows: Iterable[Runs]) -> list[Runs]:
     return list(found)
 
 
-def _parts(pairs: Sequence[tuple[Runs, int]], together: int) -> list[list[tuple[Runs, int]]]:
-    """Runs in parts that fit a GPU; a part's networks are alike, so that time can be shared out."""
-    parts: list[list[tuple[Runs, int]]] = []
-    of_model: dict[str, list[tuple[Runs, int]]] = {}
-    for one, seed in pairs:
-        model = _spec(one, seed).model.name
-        if len(of_model.get(model, [])) % together == 0:
-            of_model[model] = []
-            parts.append(of_model[model])
-        of_model[model].append((one, seed))
-    return parts
+def add_page_arguments(parser: argparse.ArgumentParser) -> None:
+    """The option of every study that says where its page goes."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="Write the page below this folder instead of this checkout.",
+    )
 
 
-def add_training_arguments(parser: argparse.ArgumentParser, *, records: str) -> None:
+def add_training_arguments(
+    parser: argparse.ArgumentParser, *, records: str, datasets: Sequence[str] = ()
+) -> None:
     """The options of every study that trains.
 
     Args:
         parser: of the study.
         records: where its records are, from the repository's root.
+        datasets: to choose among; none to have no such option.
     """
+    if datasets:
+        parser.add_argument(
+            "--dataset", action="append", choices=datasets, help="Only this; may be repeated."
+        )
     group = parser.add_argument_group("training")
     group.add_argument("--no-train", action="store_true", help="Only from the records.")
     group.add_argument("--minutes", type=_positive, help="Stop training after so long.")
@@ -754,6 +713,7 @@ def add_training_arguments(parser: argparse.ArgumentParser, *, records: str) -> 
     group.add_argument("--data-dir", type=Path, help="Of the data; LONGTAIL_DATA if absent.")
     group.add_argument("--runs", type=Path, default=Path("runs"), help="Folder of run folders.")
     group.add_argument("--records", type=Path, default=ROOT / records, help="Folder of records.")
+    add_page_arguments(parser)
 
 
 def _positive(text: str) -> float:
@@ -782,6 +742,12 @@ def device_of(options: argparse.Namespace) -> Any:
     return torch.device(options.device)
 
 
+def precision_of(options: argparse.Namespace) -> str:
+    """What ``--precision`` says: bfloat16 on a GPU if absent."""
+    default = "bfloat16" if device_of(options).type == "cuda" else "float32"
+    return str(options.precision or default)
+
+
 def train_missing(
     options: argparse.Namespace,
     rows: Iterable[Runs],
@@ -803,32 +769,18 @@ def train_missing(
         All records, and whether everything is there that was to be trained.
     """
     rows = list(rows)
-    if options.only:
-        names = list(dict.fromkeys(one.name for one in rows))
-        for name in options.only:
-            if name not in names:
-                raise InputError(f"--only {name}: the runs are {'; '.join(names)}.")
-        rows = [one for one in rows if one.name in options.only]
+    names = dict.fromkeys(one.name for one in rows)
+    for name in options.only or ():
+        if name not in names:
+            raise InputError(f"--only {name}: the runs are {'; '.join(names)}.")
     if options.no_train:
         return Shelf(options.records), True
-    device = device_of(options)
-    on_gpu = device.type == "cuda"
-    shelf = Shelf(options.records, options.precision or ("bfloat16" if on_gpu else "float32"))
     if options.minutes and not hasattr(options, "deadline"):
         options.deadline = time.monotonic() + 60.0 * options.minutes
-    trainer = Trainer(
-        load=load or (lambda spec: _load(spec, options.data_dir)),
-        runs=options.runs,
-        folder=options.records,
-        shelf=shelf,
-        device=device,
-        command=" ".join(["python -m studies", *sys.argv[1:]]),
-        deadline=getattr(options, "deadline", None),
-        progress=progress,
-        together=options.together,
-        shared=shared or {},
-    )
-    return shelf, trainer.train(rows)
+    load = load or (lambda spec: _load(spec, options.data_dir))
+    shelf = Shelf(options.records, precision_of(options))
+    trainer = Trainer(options, shelf, load, progress, shared or {})
+    return shelf, trainer.train(one for one in rows if one.name in (options.only or names))
 
 
 def _load(spec: DataSpec, data_dir: Path | None) -> Any:
@@ -982,6 +934,3 @@ class Column:
     ) -> Interval | None:
         """One row's measure of the classes' errors minus another's, paired by seed."""
         return paired(self.cell(row), self.cell(other), measure)
-
-
-__all__ = [name for name in dir() if not name.startswith("_")]

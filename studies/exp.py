@@ -20,21 +20,8 @@ from longtail import InputError
 from longtail.report import figures
 from longtail.report.compare import Interval, mean_interval
 from longtail.runs import DataSpec
-from studies._pages import (
-    GROUP_BOUNDS,
-    Table,
-    add_page_arguments,
-    cells_table,
-    correlation,
-    devices,
-    mean_deviation,
-    note,
-    page,
-    points,
-    progress,
-    render,
-    show,
-)
+from studies import _pages as pages
+from studies._pages import Table, mean_deviation
 from studies._records import (
     ADJUSTED,
     DROPPED,
@@ -54,7 +41,6 @@ from studies._records import (
     cifar,
     paired,
     resized,
-    train_missing,
 )
 
 # ---------------------------------------------------------------------------- the runs
@@ -259,7 +245,7 @@ class Claim:
     @property
     def measured(self) -> str:
         """The interval as people read it."""
-        return (correlation if self.unit == "r" else points)(self.interval)
+        return (pages.correlation if self.unit == "r" else pages.points)(self.interval)
 
 
 def judged(
@@ -314,7 +300,7 @@ def claims(column: Column) -> list[Claim]:
             errs_more(f"{text}, at τ* against τ = 1", best, TAU_ONE),
         ]
     members = group_members(column)
-    for name in GROUP_BOUNDS:
+    for name in pages.GROUP_BOUNDS:
         text = f"the loss gains on classes with {name} examples"
         if name in members:
             found.append(errs_more(text, ERM, LOSS, members[name]))
@@ -411,7 +397,7 @@ def effects_table(found: Mapping[str, Mapping[str, Interval]]) -> Table:
     return Table(
         "",
         ("method", *found),
-        [(name, *(points(of_row.get(name)) for of_row in found.values())) for name in names],
+        [(name, *(pages.points(of_row.get(name)) for of_row in found.values())) for name in names],
         note="Change of the balanced error in points, paired by seed, with its 95% interval.",
     )
 
@@ -601,7 +587,7 @@ def draw_classes(columns: Sequence[Column]) -> Any:
             order = by_frequency(frequencies(column))
             many = len(order) > 20
             groups = np.array_split(order, 10 if many else len(order))
-            names = column.records_of("softmax")[0].class_names
+            names = column.records_of("softmax")[0].document.get("class_names")
             ticks = [str(i) for i in range(len(groups))]
             if names is not None and not many:
                 ticks = [names[label] for label in order]
@@ -637,7 +623,7 @@ def draw_groups(columns: Sequence[Column]) -> Any:
                 bars = {"color": color, "label": row.name, "error_kw": {"elinewidth": 0.8}}
                 axes.bar(places, mean, 0.9 * width, yerr=spread if spread.any() else None, **bars)
             ticks = [
-                f"{name} ({GROUP_BOUNDS[name]})\n{len(some)} class{'es' * (len(some) > 1)}"
+                f"{name} ({pages.GROUP_BOUNDS[name]})\n{len(some)} class{'es' * (len(some) > 1)}"
                 for name, some in groups.items()
             ]
             axes.set_xticks(range(len(groups)), ticks, fontsize=6.8)
@@ -696,9 +682,7 @@ def add_arguments_for(parser: argparse.ArgumentParser, records: str) -> None:
     parser.add_argument(
         "--recipe", action="append", choices=RECIPES, help="Only this one; tuned and paper train."
     )
-    parser.add_argument("--dataset", action="append", choices=CIFARS, help="Only this one.")
-    add_training_arguments(parser, records=records)
-    add_page_arguments(parser)
+    add_training_arguments(parser, records=records, datasets=CIFARS)
 
 
 def collect(options: argparse.Namespace, *, profile: str = "exp") -> list[Column] | None:
@@ -707,12 +691,8 @@ def collect(options: argparse.Namespace, *, profile: str = "exp") -> list[Column
     rows = [
         one for recipe in recipes for name in datasets for one in definition(name, recipe, profile)
     ]
-    with progress("training") as report:
-        shelf, finished = train_missing(options, resized(options, rows), progress=report)
-    if not finished:
-        note("Time is up. Nothing is lost; the same command goes on.")
-        return None
-    return columns_of(shelf, options, profile=profile)
+    shelf = pages.trained(options, resized(options, rows))
+    return None if shelf is None else columns_of(shelf, options, profile=profile)
 
 
 def show_columns(columns: Sequence[Column], rows: Sequence[Row], title: str) -> None:
@@ -722,7 +702,7 @@ def show_columns(columns: Sequence[Column], rows: Sequence[Row], title: str) -> 
         said = f"{len(column.records)} runs in {column.minutes:.1f} minutes."
         said += f" Missing: {'; '.join(lacking)}." if lacking else ""
         name = f"{title}, {column.title}, recipe {column.recipe}"
-        show([cells_table(column, rows, title=name, note=said)])
+        pages.show([pages.cells_table(column, rows, title=name, note=said)])
 
 
 def main(options: argparse.Namespace) -> None:
@@ -731,8 +711,8 @@ def main(options: argparse.Namespace) -> None:
     if columns is None:
         return
     show_columns(columns, ROWS, "Balanced error in percent")
-    show([claims_table(columns, claims), marks_table(columns)])
-    with page(options, "docs/reproduction.md") as write:
+    pages.show([claims_table(columns, claims), marks_table(columns)])
+    with pages.page(options, "docs/reproduction.md") as write:
         write(text(columns))
         write_figures(write, columns, ROWS)
 
@@ -743,16 +723,14 @@ def text(columns: Sequence[Column], float32: Shelf | None = None) -> str:
     tuned = [column for column in columns if column.recipe == "tuned"]
     found, named = effects(columns, float32), [*ROWS, *(Row(name, name) for name in ADAM)]
     records = [one for column in columns for one in column.records]
-    return render(
+    return pages.render(
         "reproduction",
         complete={c.key for c in tuned} == set(CIFARS) and not any(c.missing() for c in tuned),
         columns=columns,
         tuned=tuned,
         recipes=list(dict.fromkeys(column.recipe for column in columns)),
         words=RECIPES,
-        runs=len(records),
-        minutes=sum(one.seconds for one in records) / 60,
-        devices=devices(records),
+        **pages.facts(records),
         overview=overview(columns, ROWS),
         taus=taus_table(columns),
         claims={c.key: {one.text: one for one in claims(c)} for c in tuned},

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple
 
+from studies import _pages as pages
 from studies import exp, step, synthetic, theory
-from studies._pages import Table, add_page_arguments, page, render, show
+from studies._pages import Table
 from studies._records import ROOT, TITLES, Column, Shelf
 
 # The paper's words in short, the claim of `exp.claims` that tests them, with the reading of it.
@@ -132,15 +133,15 @@ def computed_table(lines: list[Line]) -> Table:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
-    add_page_arguments(parser)
+    pages.add_page_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> None:
     """Judge every claim, print the tables and write the page."""
     found = columns()
     tables = {"trained": trained_table(found), "computed": computed_table(computed())}
-    show(tables.values())
+    pages.show(tables.values())
     known = [text for row in tables["trained"].rows for text in row[1:]]
     tally = {mark: sum(text.startswith(mark) for text in known) for mark in "✓✗?"}
-    with page(options, "docs/what-holds.md") as write:
-        write(render("holds", **tables, tally=tally, step=len(found) > len(exp.CIFARS)))
+    with pages.page(options, "docs/what-holds.md") as write:
+        write(pages.render("holds", **tables, tally=tally, step=len(found) > len(exp.CIFARS)))

@@ -23,19 +23,9 @@ from typing import TYPE_CHECKING, Any
 from longtail import InputError
 from longtail.data.large import LARGE
 from longtail.runs import DataSpec
+from studies import _pages as pages
 from studies import exp
-from studies._pages import (
-    Table,
-    add_page_arguments,
-    cells_table,
-    devices,
-    mean_deviation,
-    note,
-    page,
-    progress,
-    render,
-    show,
-)
+from studies._pages import Table, mean_deviation
 from studies._records import (
     ADJUSTED,
     DROPPED,
@@ -47,6 +37,7 @@ from studies._records import (
     Shelf,
     add_training_arguments,
     device_of,
+    precision_of,
     resized,
     train_missing,
 )
@@ -306,7 +297,6 @@ def measure(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
-    parser.add_argument("--dataset", action="append", choices=DATASETS, help="Only this one.")
     parser.add_argument("--model", action="append", choices=NETWORKS, help="Only this network.")
     parser.add_argument(
         "--epochs", action="append", type=int, choices=(90, 200), help="Only so many epochs."
@@ -318,8 +308,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, help="On a GPU if absent."
     )
-    add_training_arguments(parser, records="results/large")
-    add_page_arguments(parser)
+    add_training_arguments(parser, records="results/large", datasets=DATASETS)
 
 
 def chosen(options: argparse.Namespace) -> list[Setting]:
@@ -356,10 +345,10 @@ def main(options: argparse.Namespace) -> None:
         data = {name: one.spec for name, one in loaded.items()}
         if options.estimate:
             table = estimate(options, settings, loaded, world, streaming)
-            show([table] if world.first else [])
+            pages.show([table] if world.first else [])
             return
         rows = [run for one in settings for run in one.runs(data[one.dataset])]
-        with progress("training") if world.first else nullcontext() as said:
+        with pages.progress("training") if world.first else nullcontext() as said:
             shelf, finished = train_missing(
                 options,
                 resized(options, rows),
@@ -370,7 +359,7 @@ def main(options: argparse.Namespace) -> None:
         if not world.first:
             return
     if not finished:
-        note("Time is up. Nothing is lost; the same command goes on.")
+        pages.note("Time is up. Nothing is lost; the same command goes on.")
     report(options, settings, shelf, data)
 
 
@@ -382,7 +371,6 @@ def estimate(
     streaming: Streaming,
 ) -> Table:
     """Measure each network on each data set for its share of a minute; return the hours."""
-    precision = options.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
     pairs = list(dict.fromkeys((one.dataset, one.model) for one in settings))
     rates = {}
     for dataset, model in pairs:
@@ -393,7 +381,7 @@ def estimate(
             loaded[dataset],
             world=world,
             streaming=streaming,
-            precision=precision,
+            precision=precision_of(options),
             seconds=60.0 / len(pairs),
         )
     rows, total, seeds = [], 0.0, options.seeds or 5
@@ -428,13 +416,13 @@ def report(
         lacking = column.missing()
         said = f"{len(column.records)} runs in {column.minutes / 60:.1f} hours."
         said += f" Missing: {'; '.join(lacking)}." if lacking else ""
-        show([cells_table(column, ROWS, title=column.title, note=said)])
+        pages.show([pages.cells_table(column, ROWS, title=column.title, note=said)])
     if columns:
-        show([exp.claims_table(columns, exp.claims)])
+        pages.show([exp.claims_table(columns, exp.claims)])
     else:
-        show([overview(settings, columns)])
-        note(f"There is no record of any of these runs in {options.records}.")
-    with page(options, "docs/large.md") as write:
+        pages.show([overview(settings, columns)])
+        pages.note(f"There is no record of any of these runs in {options.records}.")
+    with pages.page(options, "docs/large.md") as write:
         write(text(settings, columns))
         for dataset in DATASETS:
             some = [c for c in columns if c.recipe == dataset and c.records_of("softmax")]
@@ -449,14 +437,12 @@ _TAUS, _CLASSES = "Balanced error of the post-hoc methods against tau", "Error b
 def text(settings: Sequence[Setting], columns: Sequence[Column]) -> str:
     """Return the page."""
     records = [one for column in columns for one in column.records]
-    return render(
+    return pages.render(
         "large",
         overview=overview(settings, columns),
         columns=columns,
         claims=exp.claims_table(columns, exp.claims) if columns else None,
         drawn=dict.fromkeys(c.recipe for c in columns if c.records_of("softmax")),
         titles=(_TAUS, _CLASSES),
-        runs=len(records),
-        hours=sum(one.seconds for one in records) / 3600,
-        devices=devices(records),
+        **pages.facts(records),
     )

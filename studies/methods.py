@@ -16,19 +16,8 @@ from typing import Any
 
 from longtail import InputError
 from longtail.runs import DataSpec
-from studies._pages import (
-    Table,
-    add_page_arguments,
-    devices,
-    mean_deviation,
-    note,
-    page,
-    percent,
-    points,
-    progress,
-    render,
-    show,
-)
+from studies import _pages as pages
+from studies._pages import Table, mean_deviation, percent, points
 from studies._records import (
     ADJUSTED,
     BY_PRIOR,
@@ -40,7 +29,6 @@ from studies._records import (
     add_training_arguments,
     cifar,
     resized,
-    train_missing,
 )
 from studies.exp import CIFARS
 
@@ -211,19 +199,14 @@ def calibration_table(columns: Sequence[Column]) -> Table:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
-    parser.add_argument("--dataset", action="append", choices=CIFARS, help="Only this one.")
-    add_training_arguments(parser, records="results/methods")
-    add_page_arguments(parser)
+    add_training_arguments(parser, records="results/methods", datasets=CIFARS)
 
 
 def main(options: argparse.Namespace) -> None:
     """Train what is missing, print the tables and write the page."""
     wanted = {name: resized(options, runs_of(cifar(name))) for name in options.dataset or CIFARS}
-    with progress("training") as report:
-        rows = [one for runs in wanted.values() for one in runs]
-        shelf, finished = train_missing(options, rows, progress=report)
-    if not finished:
-        note("Time is up. Nothing is lost; the same command goes on.")
+    shelf = pages.trained(options, [one for runs in wanted.values() for one in runs])
+    if shelf is None:
         return
     columns = [Column.of(name, TITLES[name], runs, shelf) for name, runs in wanted.items()]
     columns = [column for column in columns if column.records]
@@ -231,16 +214,14 @@ def main(options: argparse.Namespace) -> None:
         raise InputError(f"there is no record of any of these runs in {options.records}.")
     makers = (methods_table, again_table, taus_table, loss_taus_table, calibration_table)
     tables = [make(columns) for make in makers]
-    show(tables)
+    pages.show(tables)
     records = [one for column in columns for one in column.records]
-    with page(options, "docs/methods-compared.md") as write:
+    with pages.page(options, "docs/methods-compared.md") as write:
         write(
-            render(
+            pages.render(
                 "methods",
                 tables=tables,
-                runs=len(records),
-                minutes=sum(one.seconds for one in records) / 60,
-                devices=devices(records),
+                **pages.facts(records),
                 missing=[f"{c.title}: {m}" for c in columns for m in c.missing()],
             )
         )

@@ -24,25 +24,15 @@ from longtail.data import ImageSet, LongTailedData, load
 from longtail.data.subsets import make_long_tailed
 from longtail.report.compare import mean_interval
 from longtail.runs import DataSpec, RunSpec, Settings
-from studies._pages import (
-    Table,
-    add_page_arguments,
-    devices,
-    note,
-    page,
-    percent,
-    points,
-    progress,
-    render,
-    show,
-    spread,
-)
+from studies import _pages as pages
+from studies._pages import Table, percent, points, spread
 from studies._records import (
     ADJUSTED,
     Record,
     Shelf,
     add_training_arguments,
     device_of,
+    precision_of,
     record_of,
     write,
 )
@@ -128,7 +118,7 @@ def train(
     from longtail.train.recipe import parse_overrides
 
     device, changes = device_of(options), parse_overrides(options.set)
-    precision = options.precision or ("bfloat16" if device.type == "cuda" else "float32")
+    precision = precision_of(options)
     even, odd = parts()
     how: dict[str, Any] = {"root": options.runs, "device": device, "together": options.together}
     how |= {"progress": report, "command": "python -m studies pretrained"}
@@ -193,7 +183,6 @@ def table(records: Sequence[Record]) -> Table:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
     add_training_arguments(parser, records="results/pretrained")
-    add_page_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> None:
@@ -201,24 +190,22 @@ def main(options: argparse.Namespace) -> None:
     if options.minutes or options.only:
         raise InputError("this study trains all of its runs at once, in minutes; leave both out.")
     if not options.no_train:
-        with progress("training") as report:
+        with pages.progress("training") as report:
             train(options, partial(halves, options.data_dir), report)
     records = Shelf(options.records).records
     if not records:
         raise InputError(f"there is no record of any of these runs in {options.records}.")
     found = table(records)
-    show([found])
+    pages.show([found])
     lacking = [f"{row.name}, {row.method}" for row in ROWS if not any(map(row.holds, records))]
     if lacking:
-        note(f"Not yet trained: {'; '.join(lacking)}.")
-    with page(options, "docs/pretrained.md") as write_page:
+        pages.note(f"Not yet trained: {'; '.join(lacking)}.")
+    with pages.page(options, "docs/pretrained.md") as write_page:
         write_page(
-            render(
+            pages.render(
                 "pretrained",
                 table=found,
-                runs=len(records),
-                minutes=sum(one.seconds for one in records) / 60,
-                devices=devices(records),
+                **pages.facts(records),
                 missing=lacking,
             )
         )

@@ -17,18 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from longtail import InputError
-from studies._pages import (
-    Table,
-    add_page_arguments,
-    devices,
-    mean_deviation,
-    note,
-    page,
-    percent,
-    progress,
-    render,
-    show,
-)
+from studies import _pages as pages
+from studies._pages import Table, mean_deviation, percent
 from studies._records import (
     ROOT,
     SCALED,
@@ -39,7 +29,6 @@ from studies._records import (
     add_training_arguments,
     cifar,
     resized,
-    train_missing,
 )
 from studies.exp import ADAPTIVE, CIFARS, EQUALIZED, ERM, LOSS, TAU_ONE, row_of, runs_of
 
@@ -98,9 +87,7 @@ def spread_table(columns: dict[str, dict[str, Column]]) -> Table:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
-    parser.add_argument("--dataset", action="append", choices=CIFARS, help="Only this one.")
-    add_training_arguments(parser, records="results/settings")
-    add_page_arguments(parser)
+    add_training_arguments(parser, records="results/settings", datasets=CIFARS)
 
 
 def main(options: argparse.Namespace) -> None:
@@ -110,10 +97,8 @@ def main(options: argparse.Namespace) -> None:
         for name in options.dataset or CIFARS
     }
     rows = [one for found in wanted.values() for runs in found.values() for one in runs]
-    with progress("training") as report:
-        shelf, finished = train_missing(options, rows, progress=report)
-    if not finished:
-        note("Time is up. Nothing is lost; the same command goes on.")
+    shelf = pages.trained(options, rows)
+    if shelf is None:
         return
     known = Shelf(ROOT / "results/exp")
     columns, tables = {}, []
@@ -133,15 +118,13 @@ def main(options: argparse.Namespace) -> None:
     if not records:
         raise InputError(f"there is no record of any of these runs in {options.records}.")
     tables.append(spread_table(columns))
-    show(tables)
-    with page(options, "docs/settings.md") as write:
+    pages.show(tables)
+    with pages.page(options, "docs/settings.md") as write:
         write(
-            render(
+            pages.render(
                 "settings",
                 tables=tables,
-                runs=len(records),
-                minutes=sum(one.seconds for one in records) / 60,
-                devices=devices(records),
+                **pages.facts(records),
                 missing=sorted(
                     f"{TITLES[name]}, {setting}: {m}"
                     for name, found in wanted.items()

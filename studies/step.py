@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 
+from studies import _pages as pages
 from studies import exp
-from studies._pages import devices, page, render, show
 from studies._records import ADJUSTED
 
 PROFILE = "step"
@@ -42,15 +42,13 @@ def main(options: argparse.Namespace) -> None:
         return
     claims, marks = exp.claims_table(columns, exp.claims), exp.marks_table(columns, MARKED)
     exp.show_columns(columns, ROWS, "Balanced error in percent, STEP")
-    show([claims, marks])
+    pages.show([claims, marks])
     records = [one for column in columns for one in column.records]
-    with page(options, "docs/step.md") as write:
+    with pages.page(options, "docs/step.md") as write:
         write(
-            render(
+            pages.render(
                 "step",
-                runs=len(records),
-                minutes=sum(one.seconds for one in records) / 60,
-                devices=devices(records),
+                **pages.facts(records),
                 overview=exp.overview(columns, ROWS),
                 taus=exp.taus_table(columns),
                 claims=claims,

@@ -21,24 +21,12 @@ import numpy as np
 
 from longtail import InputError
 from longtail.priors import GROUPS
+from longtail.report import figures
 from longtail.report.compare import Interval, mean_interval
 from longtail.train.recipe import recipe_values
+from studies import _pages as pages
 from studies import exp
-from studies._pages import (
-    Table,
-    add_page_arguments,
-    devices,
-    figures,
-    mean_deviation,
-    note,
-    page,
-    percent,
-    progress,
-    render,
-    show,
-    signed,
-    spread,
-)
+from studies._pages import Table, mean_deviation, percent, signed, spread
 from studies._records import (
     ADJUSTED,
     DEV,
@@ -727,9 +715,6 @@ def selections() -> dict[str, dict[str, Any]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
     parser.add_argument(
-        "--dataset", action="append", choices=DATASETS, help="Only this; may be repeated."
-    )
-    parser.add_argument(
         "--rho",
         action="append",
         type=float,
@@ -741,8 +726,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part", action="append", choices=PARTS, help="Train only this part; may be repeated."
     )
     parser.add_argument("--json", action="store_true", help="Print the numbers as JSON.")
-    add_training_arguments(parser, records="results/strong")
-    add_page_arguments(parser)
+    add_training_arguments(parser, records="results/strong", datasets=DATASETS)
 
 
 def tables(settings: Sequence[Setting]) -> list[Table]:
@@ -769,7 +753,7 @@ def text(settings: Sequence[Setting]) -> str:
         dataset: [results_table(one), teachers_table(one)] for dataset, one in main.items()
     }
     records = [one for setting in settings for one in setting.records]
-    return render(
+    return pages.render(
         "how-far",
         settings=settings,
         ten=main[TEN].line,
@@ -785,9 +769,7 @@ def text(settings: Sequence[Setting]) -> str:
         lowest={dataset: published(dataset)[0].error for dataset in DATASETS},
         selections=selections(),
         change=change,
-        records=len(records),
-        minutes=sum(one.seconds for one in records) / 60,
-        devices=devices(records),
+        **pages.facts(records),
         dev=[int(one.records[0].examples(DEV).sum()) for one in settings],
         spread=spread,
         minutes_text=minutes_text,
@@ -810,13 +792,13 @@ def main(options: argparse.Namespace) -> None:
         if part in (options.part or PARTS)
         for row in found
     ]
-    with progress("training") as said:
+    with pages.progress("training") as said:
         shelf, finished = train_missing(options, wanted, progress=said)
     every = [Setting(*key, parts, shelf) for key, parts in rows.items()]
     settings = [one for one in every if one.lines]
     missing = sum(len(one.missing()) for one in every)
     if not finished:
-        note("Time is up. Nothing is lost: the same command goes on.")
+        pages.note("Time is up. Nothing is lost: the same command goes on.")
     if not settings:
         raise InputError(f"there is no record of any of its runs in {options.records}.")
     if options.json:
@@ -826,12 +808,12 @@ def main(options: argparse.Namespace) -> None:
         }
         sys.stdout.write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         return
-    show(tables(settings))
+    pages.show(tables(settings))
     if missing or len(settings) < len(DATASETS) * len(RATIOS):
         why = f"{missing} runs have no record yet" if missing else "it shows all data and ratios"
-        note(f"The page is left as it is: {why}.")
+        pages.note(f"The page is left as it is: {why}.")
         return
-    with page(options, "docs/how-far.md") as write:
+    with pages.page(options, "docs/how-far.md") as write:
         write(text(settings))
         main_settings = [one for one in settings if one.ratio == RATIOS[0]]
         write.figure("cost", draw(main_settings), title=FIGURE_TITLE)

@@ -28,7 +28,8 @@ from longtail import (
     normalize_weights,
 )
 from longtail.report import figures
-from studies._pages import Table, add_page_arguments, page, percent, render, show
+from studies import _pages as pages
+from studies._pages import Table, percent
 
 TRIALS, TRAIN, TEST = 100, 10_000, 10_000
 RARE = 0.05  # P(y = 1)
@@ -437,17 +438,17 @@ def _draw_curves(axes: Any, results: Results) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
     parser.add_argument("--trials", type=int, default=TRIALS, help="Independent repetitions.")
-    add_page_arguments(parser)
+    pages.add_page_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> None:
     """Compute everything, print the tables and write the page."""
     results = compute(options.trials)
     tables = errors_table(results), taus_table(results)
-    show(tables)
-    with page(options, "docs/synthetic.md") as write:
+    pages.show(tables)
+    with pages.page(options, "docs/synthetic.md") as write:
         write(
-            render(
+            pages.render(
                 "synthetic",
                 errors=tables[0],
                 taus=tables[1],

@@ -30,7 +30,8 @@ from longtail import (
 from longtail.consistency import binary
 from longtail.consistency.binary import BinaryLoss
 from longtail.report import figures
-from studies._pages import Table, add_page_arguments, page, render, show
+from studies import _pages as pages
+from studies._pages import Table
 from studies.synthetic import fit
 
 # ---------------------------------------------------------------------------- Table 1
@@ -615,7 +616,7 @@ FIGURES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
-    add_page_arguments(parser)
+    pages.add_page_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> None:
@@ -628,14 +629,14 @@ def main(options: argparse.Namespace) -> None:
         "limit": limit_table(),
         "separable": separable_table(study),
     }
-    show(tables.values())
+    pages.show(tables.values())
     agrees = all(
         paper is None or all(verdict.consistent == paper for verdict in found[name])
         for name, _, _, paper in TABLE
     )
-    with page(options, "docs/paper-theory.md") as write:
+    with pages.page(options, "docs/paper-theory.md") as write:
         write(
-            render(
+            pages.render(
                 "theory", **tables, agrees=agrees, deviation=deviation, figures=FIGURES, study=study
             )
         )
