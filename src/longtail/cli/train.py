@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +19,12 @@ from longtail.cli._console import JsonOption, option
 
 if TYPE_CHECKING:
     from longtail.cli._training import AnyData
-    from longtail.runs import Run, RunSpec
+    from longtail.metrics import PerClassError
+    from longtail.runs import Part, Run, RunSpec
     from longtail.train.distributed import World
     from longtail.train.pretrained import Weights
+
+    Errors = dict[str, dict[Path, PerClassError]]  # by split and folder
 
 # What a data set is trained with unless the user names a recipe.
 RECIPE_OF = {
@@ -164,13 +168,16 @@ def train(
           --dataset inaturalist --data-dir inat --method logit-adjusted
     """
     from longtail import _checks
-    from longtail.cli._opening import open_teachers
+    from longtail._checks import InputError
 
     for module in ("torch", "safetensors"):
         _checks.require(module, extra="train")
-    from longtail.train import distributed
+    from longtail.train import distributed, own_data
+    from longtail.train.evaluation import evaluate as write_logits
     from longtail.train.evaluation import refuse_logits
+    from longtail.train.methods import parse_method
     from longtail.train.pretrained import read_weights
+    from longtail.train.recipe import parse_overrides, recipe_values
     from longtail.train.streamed import Streaming
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
@@ -182,34 +189,59 @@ def train(
         raise typer.BadParameter(f"got unexpected argument(s) {words}; runs stand after --teachers")
     if seeds is not None and seed:
         raise typer.BadParameter("give either --seeds or --seed, not both")
+    asked = seed or None if seeds is None else list(range(seeds))
     places = _training.RunData(dataset, data_dir, root)
     with distributed.joined(_training.find_device(device)) as world:
+        taught: list[Run] = []
+        if teachers:
+            from longtail.cli._opening import open_teachers
+
+            taught = open_teachers([*teachers, *(more or [])])
+        start = None if weights is None else read_weights(weights)
         exact = None if precision == Precision.auto else precision.value
         if exact is None and resume is None:  # a resumed run has its own
             exact = "bfloat16" if world.device.type == "cuda" else "float32"
-        asked = Asked(
-            methods=method or [],
-            seeds=seed or None if seeds is None else range(seeds),
-            recipe=recipe,
-            overrides=overrides or [],
-            held_out=held_out,
-            precision=exact,
-            teachers=open_teachers([*(teachers or []), *(more or [])]),
-            teacher_logits=teacher_logits,
-            weights=None if weights is None else read_weights(weights),
+        settings = partial(
+            _with_settings, precision=exact, teachers=taught, saved=teacher_logits, weights=start
         )
+        data: AnyData
         if resume is not None:
             for name in ("force", "counts", "fit", "out"):
                 if name in given:
                     raise typer.BadParameter(f"--{name} can't stand beside --resume")
+            if len(method or []) > 1 or len(asked or []) > 1:
+                raise typer.BadParameter("--resume continues one run: one method and one seed")
             subset: dict[str, Any] = {"profile": profile and profile.value}
             subset |= {"imbalance_ratio": ratio, "held_out": held_out}
-            subset["seed"] = subset_seed if "subset_seed" in given else None
-            specs, data, out = _resumed(resume, asked, subset, places)
+            subset |= {"seed": subset_seed} if "subset_seed" in given else {}
+            typed: dict[str, Any] = {"method": (method or [None])[0], "seed": (asked or [None])[0]}
+            typed |= {"recipe": recipe, "overrides": overrides or [], "subset": subset}
+            run, out = _resumed(resume, places, settings, **typed)
+            specs, data = [run.spec], places.of(run)
         else:
+            # What can be refused without the data is, before they are read.
+            if dataset is None:
+                raise typer.BadParameter("missing option '--dataset'")
+            if not method:
+                words = "missing option '--method'; `longtail explain` lists the losses"
+                raise typer.BadParameter(words)
+            methods = [parse_method(text) for text in method]
+            changed = parse_overrides(overrides or [])
+            size = recipe_values(recipe).get("image_size", 0) if recipe else None
+            size = None if recipe in own_data.RECIPES else size
+            if held_out is not None:
+                _checks.fraction(held_out, name="--held-out", below_one=True)
+            _training.refuse_unknown(dataset, "--dataset")
+            if recipe == own_data.FINETUNE and start is None:
+                raise InputError(
+                    "the recipe finetune starts from weights; give them: --weights FILE."
+                )
             options = {"data_dir": data_dir, "profile": profile, "ratio": ratio}
             options |= {"counts": counts, "fit": fit, "subset_seed": subset_seed}
-            specs, data, said = _planned(asked, dataset, root, options)
+            size = changed.get("image_size", size)
+            data = _read(dataset, root, options, size=size, colour=start is not None)
+            specs, said = _planned(methods, asked or [0], recipe, changed, data, start, held_out)
+            specs = list({spec.folder: spec for spec in map(settings, specs)}.values())
             for text in said if world.first else ():
                 _console.note(_console.wrapped(text))
         on_disk = specs[0].dataset.settings.get("list") is not None
@@ -224,130 +256,94 @@ def train(
             instead = "train with --no-evaluate, then count errors: longtail evaluate --errors-only"
             test = data.test
             refuse_logits(len(test), test.num_classes, what="the test set", instead=instead)
-        streaming = Streaming(
-            workers=workers,
-            on_error=on_error.value,
-            micro_batch=micro_batch or 256,
-            compile=compiled,
-        )
-        how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
-        how |= {
-            "teachers": asked.teachers,
-            "weights": asked.weights,
-            "force": force,
-            "command": _command(context, given, world),
-        }
-        how |= {} if together is None else {"together": together}
-        runs = _train(specs, data, out, tensorboard=tensorboard, judged=evaluate, **how)
+        how: dict[str, Any] = {"device": world.device, "world": world}
+        if on_disk:
+            how["streaming"] = Streaming(
+                workers=workers,
+                on_error=on_error.value,
+                micro_batch=micro_batch or 256,
+                compile=compiled,
+            )
+        cohort = {**how, "teachers": taught, "weights": start, "force": force}
+        cohort |= {"command": _command(context, given, world)}
+        cohort |= {} if together is None else {"together": together}
+        runs = _train(specs, data, out, tensorboard=tensorboard, judged=evaluate, **cohort)
         if evaluate:
-            runs = _evaluate(runs, data, world, streaming)
+            with _console.progress("evaluating") if world.first else nullcontext() as progress:
+                for done, run in enumerate(runs):
+                    if progress is not None:
+                        progress(done, len(runs), run.folder.name)
+                    runs[done] = write_logits(run, data.test, **how)
     if not world.first:
         return
+    errors = {  # by split and folder, for splits that every run has
+        split: {run.folder: _training.errors_on(run, split) for run in runs}
+        for split in SPLITS
+        if all(split in run.splits for run in runs)
+    }
     if json:
-        _console.print_json(_document(runs))
+        _console.print_json(_document(runs, errors))
     else:
-        _show(runs, out, where=places.where)
+        _show(runs, errors, out, where=places.where)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the user typed about runs, as far as it is not about data; None where nothing was.
-
-    Attributes:
-        methods: as typed.
-        seeds: of the runs.
-        recipe: its name.
-        overrides: of the recipe, as typed.
-        held_out: fraction of each class.
-        precision: of the network.
-        teachers: that the runs learn from.
-        teacher_logits: from their saved logits.
-        weights: that the runs start from.
-    """
-
-    methods: Sequence[str]
-    seeds: Sequence[int] | None
-    recipe: str | None
-    overrides: Sequence[str]
-    held_out: float | None
-    precision: str | None
-    teachers: Sequence[Run]
-    teacher_logits: bool
-    weights: Weights | None
-
-    def complete(self, spec: RunSpec) -> RunSpec:
-        """The spec with what is neither data, method, recipe nor seed."""
-        from longtail.train.pretrained import with_weights
+def _with_settings(
+    spec: RunSpec,
+    *,
+    precision: str | None,
+    teachers: Sequence[Run],
+    saved: bool,
+    weights: Weights | None,
+) -> RunSpec:
+    """Return the spec with what is neither data, method, recipe nor seed."""
+    if precision is not None:  # float32 goes without saying
+        settings = {key: value for key, value in spec.settings.items() if key != "precision"}
+        settings |= {} if precision == "float32" else {"precision": precision}
+        spec = replace(spec, settings=settings)
+    if teachers:
         from longtail.train.teachers import with_teachers
 
-        if self.precision is not None:  # float32 goes without saying
-            settings = {key: value for key, value in spec.settings.items() if key != "precision"}
-            settings |= {} if self.precision == "float32" else {"precision": self.precision}
-            spec = replace(spec, settings=settings)
-        if self.teachers:
-            spec = with_teachers(spec, self.teachers, saved=self.teacher_logits)
-        if self.weights is not None:
-            spec = with_weights(spec, self.weights)
-        return spec
+        spec = with_teachers(spec, teachers, saved=saved)
+    if weights is not None:
+        from longtail.train.pretrained import with_weights
+
+        spec = with_weights(spec, weights)
+    return spec
 
 
 def _planned(
-    asked: Asked, dataset: str | None, root: Path | None, options: dict[str, Any]
-) -> tuple[list[RunSpec], AnyData, list[str]]:
-    """The runs that the options name; what can be refused without the data is, before reading.
-
-    Args:
-        asked: the options about runs.
-        dataset: its name, frozen file or folder.
-        root: where images on disk are.
-        options: how it is read into memory.
-
-    Returns:
-        Their specs, their data, and lines about what was chosen for the user.
-    """
-    from longtail import _checks
-    from longtail._checks import InputError
+    methods: Sequence[Part],
+    seeds: Sequence[int],
+    recipe: str | None,
+    overrides: dict[str, Any],
+    data: AnyData,
+    weights: Weights | None,
+    held_out: float | None,
+) -> tuple[list[RunSpec], list[str]]:
+    """Return the specs of all methods and seeds, and lines about what was chosen for the user."""
     from longtail.train import own_data
-    from longtail.train.methods import parse_method
-    from longtail.train.recipe import Recipe, make_spec, parse_overrides, recipe_values
+    from longtail.train.recipe import Recipe, make_spec
 
-    if dataset is None:
-        raise typer.BadParameter("missing option '--dataset'")
-    if not asked.methods:
-        raise typer.BadParameter("missing option '--method'; `longtail explain` lists the losses")
-    methods = [parse_method(text) for text in asked.methods]
-    overrides = parse_overrides(asked.overrides)
-    values = {} if asked.recipe is None else recipe_values(asked.recipe)  # or an unknown name
-    if asked.held_out is not None:
-        _checks.fraction(asked.held_out, name="--held-out", below_one=True)
-    _training.refuse_unknown(dataset, "--dataset")
-    weights, own, said = asked.weights, (own_data.FINETUNE, own_data.SCRATCH), list[str]()
-    if asked.recipe == own_data.FINETUNE and weights is None:
-        raise InputError("the recipe finetune starts from weights; give them: --weights FILE.")
-    named = None if asked.recipe in (None, *own) else values.get("image_size", 0)
-    size = overrides.get("image_size", named)
-    data = _read(dataset, root, options, size=size, colour=weights is not None)
     embedded = getattr(data.train, "is_embeddings", False)
     usual = "embeddings" if embedded else RECIPE_OF.get(data.spec.name, own_data.SCRATCH)
-    recipe = asked.recipe or (usual if weights is None else own_data.FINETUNE)
+    recipe = recipe or (usual if weights is None else own_data.FINETUNE)
     if weights is not None and "model" not in overrides:
         overrides["model"] = weights.find_model()
-    if recipe in own:
+    if recipe in own_data.RECIPES:
         how: dict[str, Any] = {"given": overrides, "pretrained": weights is not None}
         overrides = {**own_data.settle(recipe, data.train, **how), **overrides}
-    spec = replace(data.spec, held_out=asked.held_out or 0.0)
+    spec = replace(data.spec, held_out=held_out or 0.0)
     made = [
-        asked.complete(
-            make_spec(spec, method=method, recipe=recipe, seed=seed, overrides=overrides)
-        )
-        for seed in asked.seeds or [0]  # every method of a seed first: they are compared
+        make_spec(spec, method=method, recipe=recipe, seed=seed, overrides=overrides)
+        for seed in seeds  # every method of a seed first: they are compared
         for method in methods
     ]
-    if recipe in own:
+    said = []
+    if recipe in own_data.RECIPES:
         said.append(own_data.words(spec.name, Recipe.of(made[0])))
     if weights is not None:
         said += weights.left_out(made[0], data.train)
-    return list({one.folder: one for one in made}.values()), data, said
+    return made, said
 
 
 def _read(
@@ -367,7 +363,7 @@ def _read(
     from longtail.data.large import load_listed
     from longtail.train.own_data import fits_memory
 
-    listed = _training.is_on_disk(dataset)
+    listed = dataset not in DATASETS and _training.is_on_disk(dataset)
     if listed or (size != 0 and dataset not in DATASETS and Path(dataset).is_dir()):
         data = load_listed(dataset, data_dir=options["data_dir"], root=root)
         if listed or size or not fits_memory(data, colour=colour):
@@ -376,18 +372,27 @@ def _read(
 
 
 def _resumed(
-    folder: Path, asked: Asked, subset: dict[str, Any], places: _training.RunData
-) -> tuple[list[RunSpec], AnyData, Path]:
-    """The run of a folder, if nothing that was typed beside it says otherwise.
+    folder: Path,
+    places: _training.RunData,
+    settings: Callable[[RunSpec], RunSpec],
+    *,
+    method: str | None,
+    seed: int | None,
+    recipe: str | None,
+    overrides: list[str],
+    subset: dict[str, Any],
+) -> tuple[Run, Path]:
+    """Return the run of a folder and the folder of runs, unless the options ask for another run.
 
     Args:
         folder: the run's.
-        asked: the options.
-        subset: fields of a DataSpec, None where nothing was typed.
         places: where the data are, as typed.
-
-    Returns:
-        Its spec, its data and the folder of runs.
+        settings: completes a spec, see `_with_settings`.
+        method: as typed, None where nothing was; likewise what follows.
+        seed: of the run.
+        recipe: its name.
+        overrides: of the recipe.
+        subset: fields of a DataSpec.
     """
     from longtail.data import DATASETS
     from longtail.data.large import LARGE
@@ -396,23 +401,21 @@ def _resumed(
 
     run = Run.open(folder, verify=False, unfinished=True)
     spec, place = run.spec, folder.resolve()
-    if len(asked.methods) > 1 or len(asked.seeds or []) > 1:
-        raise typer.BadParameter("--resume continues one run: one method and one seed")
     if places.dataset in (*DATASETS, *LARGE):
         subset = {**subset, "name": places.dataset}
     dataset = replace(spec.dataset, **{k: v for k, v in subset.items() if v is not None})
-    seed = spec.seed if asked.seeds is None else asked.seeds[0]
-    typed, recipe = replace(spec, dataset=dataset, seed=seed), asked.recipe or spec.recipe.name
-    if asked.methods or asked.overrides or recipe != spec.recipe.name:
+    typed = replace(spec, dataset=dataset, seed=spec.seed if seed is None else seed)
+    recipe = recipe or spec.recipe.name
+    if method or overrides or recipe != spec.recipe.name:
         own: dict[str, Any] = {}
         if recipe == spec.recipe.name:
             own = {"model": spec.model.name, **spec.model.settings, **spec.recipe.overrides}
-        overrides = {**own, **parse_overrides(asked.overrides)}
-        method = asked.methods[0] if asked.methods else spec.method
-        made = make_spec(dataset, method=method, recipe=recipe, seed=seed, overrides=overrides)
+        own |= parse_overrides(overrides)
+        made = make_spec(
+            dataset, method=method or spec.method, recipe=recipe, seed=typed.seed, overrides=own
+        )
         typed = replace(typed, model=made.model, method=made.method, recipe=made.recipe)
-    wrong = spec.difference(asked.complete(typed))
-    if wrong:
+    if wrong := spec.difference(settings(typed)):
         raise RunError(
             f"{folder} can't be resumed with these options, which ask for another run: "
             f"{'; '.join(wrong)} (the folder's against yours)."
@@ -423,9 +426,7 @@ def _resumed(
             f"{spec.folder.as_posix()}."
         )
     root = folder.parent.parent  # as it was typed, where that leads there
-    if (root / spec.folder).resolve() != place:
-        root = place.parents[1]
-    return [spec], places.of(run), root
+    return run, root if (root / spec.folder).resolve() == place else place.parents[1]
 
 
 def _command(context: typer.Context, given: list[str], world: World) -> str:
@@ -461,11 +462,10 @@ def _train(
 ) -> list[Run]:
     """Train while the first process shows how far it is, and on Ctrl-C says what is kept."""
     from longtail.report.tables import plural
-    from longtail.train import engine
+    from longtail.train.engine import train_cohort
 
-    options |= {"root": root, "world": world}
     if not world.first:
-        return engine.train_cohort(specs, data.train, **options)
+        return train_cohort(specs, data.train, root=root, world=world, **options)
     with ExitStack() as stack:
         progress: Any = None
 
@@ -475,28 +475,17 @@ def _train(
             _say_plan(specs, left, data, states, world, judged=judged)
             progress = stack.enter_context(_console.progress(plural(len(left), "run", "runs")))
 
-        options |= {"begin": begin, "within_epoch": True}
-        options["progress"] = lambda *done: progress(*done)
         if tensorboard:
             from longtail.train.tensorboard import TensorBoard
 
             options["after_epoch"] = stack.enter_context(TensorBoard())
-        folders = [root / spec.folder for spec in specs]
-        stack.enter_context(_saying_what_is_saved(folders, options["command"], options["force"]))
-        return engine.train_cohort(specs, data.train, **options)
-
-
-def _evaluate(runs: list[Run], data: AnyData, world: World, streaming: Any) -> list[Run]:
-    from longtail.train.evaluation import evaluate
-
-    found = []
-    with _console.progress("evaluating") if world.first else nullcontext() as progress:
-        for done, run in enumerate(runs):
-            if progress is not None:
-                progress(done, len(runs), run.folder.name)
-            how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
-            found.append(evaluate(run, data.test, **how))
-    return found
+        options |= {"begin": begin, "progress": lambda *done: progress(*done), "within_epoch": True}
+        try:
+            return train_cohort(specs, data.train, root=root, world=world, **options)
+        except (KeyboardInterrupt, OSError):  # a full disk and the like
+            folders = [root / spec.folder for spec in specs]
+            _say_what_is_saved(folders, options["command"], options["force"])
+            raise
 
 
 def _say_plan(
@@ -559,50 +548,34 @@ def _say_plan(
             )
 
 
-@contextmanager
-def _saying_what_is_saved(folders: list[Path], command: str, force: bool) -> Iterator[None]:
-    """On Ctrl-C, a full disk and the like, say what is kept and how to go on."""
+def _say_what_is_saved(folders: list[Path], command: str, force: bool) -> None:
+    """Say what is kept of runs that were stopped, and how to go on."""
     from longtail.report.tables import plural
     from longtail.runs import Run
     from longtail.train import checkpoint
 
-    try:
-        yield
-    except (KeyboardInterrupt, OSError):
-        there = [folder for folder in folders if (folder / "run.json").exists()]
-        begun = [f for f in there if not Run.open(f, verify=False, unfinished=True).finished]
-        saved = sorted({epoch for f in begun if (epoch := checkpoint.epochs_done(f))})
-        unsaved = sum(not checkpoint.epochs_done(folder) for folder in begun)
-        text = f"{len(there) - len(begun)} of {plural(len(folders), 'run', 'runs')} finished"
-        if saved:
-            epochs = " to ".join(map(str, dict.fromkeys((saved[0], saved[-1]))))
-            text += f", {len(begun) - unsaved} saved after epoch {epochs}"
-        if unsaved:
-            text += f", {unsaved} begun but not saved yet"
-        also = " (what was finished before stays; with --force all begin again)" if force else ""
-        _console.note(f"Stopped: {text}. To go on{also}:\n  {command}")
-        raise
+    there = [folder for folder in folders if (folder / "run.json").exists()]
+    begun = [f for f in there if not Run.open(f, verify=False, unfinished=True).finished]
+    saved = sorted(epoch for f in begun if (epoch := checkpoint.epochs_done(f)))
+    text = f"{len(there) - len(begun)} of {plural(len(folders), 'run', 'runs')} finished"
+    if saved:
+        epochs = " to ".join(map(str, dict.fromkeys((saved[0], saved[-1]))))
+        text += f", {len(saved)} saved after epoch {epochs}"
+    if unsaved := len(begun) - len(saved):
+        text += f", {unsaved} begun but not saved yet"
+    also = " (what was finished before stays; with --force all begin again)" if force else ""
+    _console.note(f"Stopped: {text}. To go on{also}:\n  {command}")
 
 
-def _errors(runs: list[Run]) -> dict[str, dict[Path, float]]:
-    """The balanced error of each run, by split and folder, for splits that every run has."""
-    return {
-        split: {run.folder: _training.errors_on(run, split).balanced_error for run in runs}
-        for split in SPLITS
-        if all(split in run.splits for run in runs)
-    }
-
-
-def _document(runs: list[Run]) -> dict[str, Any]:
+def _document(runs: list[Run], errors: Errors) -> dict[str, Any]:
     """The errors of the finished runs, and of each method's, for a program."""
     from longtail.runs.naming import by_method
 
-    errors = _errors(runs)
     methods = []
     for name, group in by_method(runs).items():
         entry: dict[str, Any] = {"method": name, "seeds": [run.spec.seed for run in group]}
         for split, values in errors.items():
-            of_group = [values[run.folder] for run in group]
+            of_group = [values[run.folder].balanced_error for run in group]
             mean = sum(of_group) / len(of_group)
             spread = _training.deviation(of_group)
             entry[split] = {"balanced_error": mean, "deviation": spread}
@@ -614,18 +587,19 @@ def _document(runs: list[Run]) -> dict[str, Any]:
             "spec": run.spec.to_json(),
             "device": run.record["device"],
             "seconds": run.record["seconds"],
-            "balanced_error": {split: values[run.folder] for split, values in errors.items()},
+            "balanced_error": {key: of[run.folder].balanced_error for key, of in errors.items()},
         }
         for run in runs
     ]
     return {"methods": methods, "runs": listed}
 
 
-def _show(runs: list[Run], root: Path, *, where: list[str]) -> None:
-    """The table of the finished runs, and what to do next.
+def _show(runs: list[Run], errors: Errors, root: Path, *, where: list[str]) -> None:
+    """Print the table of the finished runs, and what to do next.
 
     Args:
         runs: finished.
+        errors: of each split and folder.
         root: the folder of runs.
         where: options that say where the data are, for a command that reads them again.
     """
@@ -633,10 +607,13 @@ def _show(runs: list[Run], root: Path, *, where: list[str]) -> None:
     from longtail.report import tables
     from longtail.runs.naming import by_method
 
-    errors, methods = _errors(runs), by_method(runs)
+    methods = by_method(runs)
     rows = []
     for name, group in methods.items():
-        cells = [tables.spread([values[run.folder] for run in group]) for values in errors.values()]
+        cells = [
+            tables.spread([of[run.folder].balanced_error for run in group])
+            for of in errors.values()
+        ]
         seconds = sum(run.record["seconds"] for run in group) / len(group)
         rows.append((name, str(len(group)), *cells, _console.duration(seconds)))
     spec, several = runs[0].spec, any(len(group) > 1 for group in methods.values())
@@ -644,7 +621,7 @@ def _show(runs: list[Run], root: Path, *, where: list[str]) -> None:
     header = ("method", "seeds", *(SPLITS[split] for split in errors), "time a run")
     spread = ", mean over the seeds ± standard deviation" if several else ""
     note = f"Balanced error in percent{spread}." if errors else ""
-    missing = _training.errors_on(runs[0], "test").missing_classes if "test" in errors else ()
+    missing = errors["test"][runs[0].folder].missing_classes if "test" in errors else ()
     if absent := _checks.class_words(missing, runs[0].class_names):
         note += f" Without examples in the test set: {absent}, left out of the means."
     _console.show_table(tables.Table(title, header, rows, note=note))

@@ -20,7 +20,7 @@ from longtail.data.photos import CenterCrop, Header, check_photo
 from longtail.models import MODELS
 from longtail.train.recipe import Recipe, get_recipe
 
-FINETUNE, SCRATCH = "finetune", "scratch"
+FINETUNE, SCRATCH = RECIPES = "finetune", "scratch"
 SMALL = 64  # pixels of a side of images that are read into memory
 SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)  # that photographs are cropped to
 _HEADERS, _DECODED = 1000, 300  # images in the samples
