@@ -486,7 +486,7 @@ def tune_predictions(
         return tune_tau(logits, target, prior, criterion=criterion, missing=missing, **settings)
     elif np.ptp(prior.log_probs) == 0:
         raise InputError(NOTHING_TO_TUNE)
-    parts = tau_intervals(predictions, prior, progress=progress, method=method, **options)
+    parts = tau_intervals(predictions, prior, progress=progress, **options)
     if missing == "nearest":
         parts = parts.with_stand_ins(prior)
     elif not np.all(parts.counts):

@@ -95,7 +95,7 @@ def tau_intervals(
         prior: π, of the data that the model was trained on.
         workers: threads; None for as many as there are processors, up to four.
         progress: told (rows done, rows in all or 0, "").
-        **settings: as in `TauIntervals.from_logits`.
+        **settings: as in `TauIntervals.from_logits`, or with `norms` as in its `from_normalized`.
 
     Returns:
         The TauIntervals, in the order of the examples.
@@ -111,6 +111,8 @@ def tau_intervals(
 
     def find(block: Block, logits: NDArray[Any]) -> TauIntervals:
         try:
+            if "norms" in settings:
+                return TauIntervals.from_normalized(logits, block.target, **settings)
             return TauIntervals.from_logits(logits, block.target, prior, **settings)
         except InputError:  # NaN is named by its row in the file
             _checks.all_finite(logits, name=predictions.kind, first_row=block.first_row)

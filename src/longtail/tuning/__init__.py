@@ -19,7 +19,6 @@ from longtail.priors import ClassPrior
 from longtail.tuning._exact import TauCurve as TauCurve
 from longtail.tuning._exact import TauIntervals as TauIntervals
 from longtail.tuning._exact import bootstrap_taus
-from longtail.tuning._exact import class_shares as class_shares
 
 if TYPE_CHECKING:
     from longtail.tuning._calibration import SampledCurve as SampledCurve
@@ -378,16 +377,8 @@ def tune_normalization(
         >>> print(result.describe().splitlines()[0])
         tau = 0.2075 (weight normalization, bias_mode='scale')
     """
-    parts = TauIntervals.from_logits(
-        logits,
-        target,
-        ClassPrior.uniform(np.shape(logits)[-1]),
-        method="weight_normalization",
-        norms=norms,
-        bias=bias,
-        bias_mode=bias_mode,
-        sample_weight=sample_weight,
-    )
+    head: Any = {"norms": norms, "bias": bias, "bias_mode": bias_mode}
+    parts = TauIntervals.from_normalized(logits, target, sample_weight=sample_weight, **head)
     return tune_from_intervals(parts, **settings)
 
 
@@ -414,7 +405,7 @@ def tune_from_intervals(
         ...     TauIntervals.from_logits(logits[:2], [0, 1], ClassPrior.from_probs([0.9, 0.1])),
         ...     TauIntervals.from_logits(logits[2:], [0, 1], ClassPrior.from_probs([0.8, 0.2])),
         ... ]
-        >>> result = tune_from_intervals(sum(folds), n_bootstrap=0)
+        >>> result = tune_from_intervals(TauIntervals.merge(folds), n_bootstrap=0)
         >>> result.interval
         (0.68..., 0.72...)
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,6 @@ from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import mean_variance
 from longtail.priors import ClassPrior
 
-Groups = tuple[IntArray, FloatArray, IntArray, FloatArray]
-Method = Literal["logit_adjustment", "weight_normalization"]
-METHODS = ("logit_adjustment", "weight_normalization")
-
 # Rows whose examples are grouped by class; long enough that even with 1000 classes a group is
 # worth a NumPy call, and of a memory map only the pages are touched.
 _WINDOW_ROWS = 1 << 16
@@ -33,8 +29,6 @@ _BLOCK_ELEMENTS = 1 << 17
 # Up to this many classes the buffer is stored class by class: reductions over so few numbers
 # would cost more to start than to do.
 _NARROW = 128
-# Logarithms of class sizes that differ by less differ by rounding alone.
-_AS_NEAR = 1e-9
 
 # Ends of intervals closer than this are one breakpoint: float64 can't tell what lies between.
 RESOLUTION = 1e-12
@@ -48,8 +42,6 @@ _UNIT = 2.0**62
 _EXACT_DRAWS = 3_000_000
 # Classes with fewer examples are drawn together.
 _FEW = 10
-# Numbers of one block of replicates.
-_BLOCK = 1 << 18
 # Taus at which the normal approximation is evaluated, in its first and second round.
 _POINTS = (128, 256)
 # Classes whose curves are held at once.
@@ -63,8 +55,7 @@ _CLASS_BLOCK = 2048
 class TauIntervals:
     """For each held-out example, the interval of tau in which its adjusted prediction is right.
 
-    Intervals of shards, or of cross-validation folds with priors of their own, merge: `+`, `sum`
-    or `TauIntervals.merge`.
+    Intervals of shards, or of cross-validation folds with priors of their own, merge.
 
     Attributes:
         lower: shape (examples,); right from here on (−inf: from the start).
@@ -84,8 +75,8 @@ class TauIntervals:
         >>> parts = TauIntervals.from_logits(logits, [0, 1, 1], prior)
         >>> parts.lower.round(3), parts.upper.round(3)
         (array([ -inf, 0.91 , -0.455]), array([0.91,  inf,  inf]))
-        >>> (parts + parts).num_examples
-        6
+        >>> TauIntervals.merge([parts, parts]).counts
+        array([2, 4])
     """
 
     lower: FloatArray
@@ -93,9 +84,9 @@ class TauIntervals:
     target: IntArray
     num_classes: int
     importance: FloatArray
-    weight: FloatArray | None
-    method: str
-    bias_mode: str | None
+    weight: FloatArray | None = None
+    method: str = "logit_adjustment"
+    bias_mode: str | None = None
 
     @classmethod
     def from_logits(
@@ -104,72 +95,79 @@ class TauIntervals:
         target: Any,
         prior: ClassPrior,
         *,
-        method: Method = "logit_adjustment",
-        norms: Any = None,
-        bias: Any = None,
-        bias_mode: posthoc.BiasMode = "scale",
         target_prior: ClassPrior | None = None,
         costs: Any = None,
         sample_weight: Any = None,
     ) -> TauIntervals:
-        """Find the intervals of these examples, in float64 whatever the logits' dtype.
+        """Find the intervals of these examples; the arguments are those of `tune_tau`.
 
-        The arguments are those of `tune_tau`, and `norms`, `bias` and `bias_mode` those of
-        `tune_normalization`, with method="weight_normalization". A class without examples is no
-        error here, since another shard may have them; examples of weight 0 are left out.
+        A class without examples is no error here, since another shard may have them; examples of
+        weight 0 are left out.
         """
-        logits, target, weight = checked_examples(logits, target, sample_weight, prior)
-        width = logits.shape[1]
-        importance = np.ones(width) if target_prior is None else target_prior.probs
+        examples = checked_examples(logits, target, sample_weight, prior)
+        direction = -posthoc.adjustment(prior, target_prior=target_prior, costs=costs)
+        importance = np.ones(len(direction)) if target_prior is None else target_prior.probs
         if costs is not None:
-            importance = importance * _checks.positive_per_class(costs, width, name="costs")
-        normalizes = _checks.choice(method, METHODS, name="method") == "weight_normalization"
-        if normalizes:
-            if bias_mode == "keep":
-                raise InputError(
-                    "bias_mode='keep' has no exact curve, since an example may be right in several "
-                    "intervals of tau; tune with bias_mode='scale' or 'drop', or compare "
-                    "balanced_error(target, normalize_weights(..., bias_mode='keep', tau=t)) over "
-                    "a grid of t."
-                )
-            direction = posthoc.log_norms(norms, num_classes=width)
-            bias = posthoc.checked_bias(bias, bias_mode, num_classes=width)
-        elif norms is not None or bias is not None or bias_mode != "scale":
+            importance = importance * _checks.per_class(costs, name="costs")
+        hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
+        first = examples[0][: max(1, (1 << 20) // len(direction))]
+        _checks.not_probabilities(first, hint=hint)
+        return cls._of(examples, direction, importance / importance.sum())
+
+    @classmethod
+    def from_normalized(
+        cls,
+        logits: Any,
+        target: Any,
+        *,
+        norms: Any,
+        bias: Any = None,
+        bias_mode: posthoc.BiasMode = "scale",
+        sample_weight: Any = None,
+    ) -> TauIntervals:
+        """Find the intervals of weight normalization; the arguments of `tune_normalization`."""
+        examples = logits, *_ = checked_examples(logits, target, sample_weight)
+        width = logits.shape[1]
+        if bias_mode == "keep":
             raise InputError(
-                "`norms`, `bias` and `bias_mode` belong to method='weight_normalization'; "
-                "leave them out."
+                "bias_mode='keep' has no exact curve, since an example may be right in several "
+                "intervals of tau; tune with bias_mode='scale' or 'drop', or compare "
+                "balanced_error(target, normalize_weights(..., bias_mode='keep', tau=t)) over "
+                "a grid of t."
             )
-        else:
-            direction = -posthoc.adjustment(prior, target_prior=target_prior, costs=costs)
-        lower, upper = _find_ends(
-            logits,
-            target,
-            direction,
-            signed=normalizes,
-            bias=bias if bias_mode == "drop" else None,
-        )
-        keep = slice(None) if weight is None or weight.all() else weight > 0
-        return cls(
-            lower=lower[keep],
-            upper=upper[keep],
-            target=target[keep],
-            num_classes=width,
-            importance=importance / importance.sum(),
-            weight=None if weight is None else weight[keep],
-            method=method,
-            bias_mode=bias_mode if normalizes else None,
-        )
+        direction = posthoc.log_norms(norms, num_classes=width)
+        bias = posthoc.checked_bias(bias, bias_mode, num_classes=width)
+        bias = bias if bias_mode == "drop" else None
+        uniform = np.full(width, 1.0 / width)
+        kind = {"method": "weight_normalization", "bias_mode": bias_mode}
+        return cls._of(examples, direction, uniform, signed=True, bias=bias, **kind)
+
+    @classmethod
+    def _of(
+        cls,
+        examples: tuple[NDArray[Any], IntArray, FloatArray | None],
+        direction: FloatArray,
+        importance: FloatArray,
+        *,
+        signed: bool = False,
+        bias: FloatArray | None = None,
+        **kind: Any,
+    ) -> TauIntervals:
+        logits, target, weight = examples
+        lower, upper = _find_ends(logits, target, direction, signed=signed, bias=bias)
+        if weight is not None:
+            keep = weight > 0
+            lower, upper, target, weight = lower[keep], upper[keep], target[keep], weight[keep]
+        return cls(lower, upper, target, len(direction), importance, weight, **kind)
 
     @classmethod
     def merge(cls, parts: Iterable[TauIntervals]) -> TauIntervals:
-        """All examples of the parts, which must agree in everything but the prior."""
+        """Join all examples of the parts, which must agree in everything but the prior."""
         parts = list(parts)
-        if not parts:
-            raise InputError("TauIntervals.merge: `parts` is empty; at least one is needed.")
-        if len({(p.method, p.bias_mode, p.importance.tobytes()) for p in parts}) > 1:
+        if len({(p.method, p.bias_mode, p.importance.tobytes()) for p in parts}) != 1:
             raise InputError(
                 "TauIntervals.merge: only parts with the same classes, method, bias_mode, "
-                "target prior and costs can be merged."
+                "target prior and costs can be merged, and at least one is needed."
             )
         weighted = any(part.weight is not None for part in parts)
         return replace(
@@ -181,13 +179,8 @@ class TauIntervals:
         )
 
     def right_at(self, tau: float) -> NDArray[np.bool_]:
-        """Whether each example is predicted right at this tau."""
+        """Return which examples are predicted right at this tau."""
         return (self.lower <= tau) & (tau < self.upper)
-
-    @property
-    def num_examples(self) -> int:
-        """Number of examples (of positive weight)."""
-        return len(self.target)
 
     @property
     def counts(self) -> IntArray:
@@ -197,26 +190,23 @@ class TauIntervals:
     @property
     def weights(self) -> FloatArray:
         """Sample weights, ones if none were given."""
-        return np.ones(self.num_examples) if self.weight is None else self.weight
+        return np.ones(len(self.target)) if self.weight is None else self.weight
 
     @property
     def totals(self) -> FloatArray:
         """Total weight of each class, shape (num_classes,)."""
-        totals = np.bincount(self.target, weights=self.weight, minlength=self.num_classes)
-        return totals.astype(np.float64)
+        totals = np.bincount(self.target, weights=self.weights, minlength=self.num_classes)
+        return np.asarray(totals, dtype=np.float64)
 
     @property
     def shares(self) -> FloatArray:
         """Part of the error that each example is if it is wrong, shape (examples,)."""
-        per_unit = divided(self.importance, self.totals)[self.target]
-        return per_unit if self.weight is None else per_unit * self.weight
+        return divided(self.importance, self.totals)[self.target] * self.weights
 
     @property
     def effective_counts(self) -> FloatArray:
         """Examples of each class; of weighted ones as many alike ones as tell as much (Kish)."""
-        if self.weight is None:
-            return self.totals
-        squares = np.bincount(self.target, weights=self.weight**2, minlength=self.num_classes)
+        squares = np.bincount(self.target, weights=self.weights**2, minlength=self.num_classes)
         return divided(self.totals**2, squares)
 
     @property
@@ -233,10 +223,11 @@ class TauIntervals:
         return float(variances.sum() ** 2 / divided(variances**2, alike).sum())
 
     def with_stand_ins(self, prior: ClassPrior) -> TauIntervals:
-        """The same, with the importance of classes without examples given to the nearest in size.
+        """Return the same with the importance of absent classes given to the nearest in size.
 
         Left out of the error, the largest classes would have no say in how far logits may be
-        adjusted against them.
+        adjusted against them. Near is meant on a logarithmic scale, and classes that are as near
+        share evenly, so that the numbers by which classes of one size go mean nothing.
 
         Args:
             prior: π, whose probabilities say which class is near.
@@ -248,20 +239,17 @@ class TauIntervals:
             array([0.  , 0.5 , 0.25, 0.25])
         """
         _checks.prior(prior, num_classes=self.num_classes)
-        moved = class_shares(prior.probs, self.counts, weights=self.importance)
-        return replace(self, importance=moved)
-
-    def __add__(self, other: TauIntervals) -> TauIntervals:
-        if not isinstance(other, TauIntervals):
-            return NotImplemented
-        return TauIntervals.merge([self, other])
-
-    def __radd__(self, other: object) -> TauIntervals:
-        return self if other == 0 else NotImplemented  # sum() starts from 0
+        there, sizes = self.counts > 0, prior.log_probs
+        given = np.where(there, self.importance, 0.0)
+        for size in np.unique(sizes[~there]):  # there may be very many classes, but few sizes
+            away = np.where(there, np.abs(sizes - size), np.inf)
+            near = away <= away.min() + 1e-9  # closer ones differ by rounding alone
+            given[near] += self.importance[~there & (sizes == size)].sum() / near.sum()
+        return replace(self, importance=given)
 
     def __repr__(self) -> str:
         return (
-            f"TauIntervals(examples={self.num_examples}, num_classes={self.num_classes}, "
+            f"TauIntervals(examples={len(self.target)}, num_classes={self.num_classes}, "
             f"method={self.method!r})"
         )
 
@@ -281,53 +269,13 @@ def checked_examples(
 
 
 def divided(amount: NDArray[Any], by: NDArray[Any]) -> FloatArray:
-    """The quotient, 0 where there is nothing to divide by."""
+    """Return the quotient, 0 where there is nothing to divide by."""
     quotient: FloatArray = np.zeros(np.broadcast(amount, by).shape)
     np.divide(amount, by, out=quotient, where=by > 0)
     return quotient
 
 
-def class_shares(
-    sizes: IntArray | FloatArray, examples: IntArray, *, weights: FloatArray | None = None
-) -> FloatArray:
-    """Weights of classes in the error, with those without examples given to the nearest in size.
-
-    Near is meant on a logarithmic scale. Classes that are as near share evenly, so that the
-    numbers by which classes of one size go mean nothing.
-
-    Args:
-        sizes: training examples of each class or their shares, positive, shape (num_classes,).
-        examples: held-out examples of each class, shape (num_classes,).
-        weights: of the classes in the error, of sum 1; 1/L each by default.
-
-    Returns:
-        Shape (num_classes,), of sum 1; 0 for classes without examples.
-
-    Examples:
-        >>> class_shares(np.array([500, 400, 90, 10]), np.array([0, 20, 50, 50]))
-        array([0.  , 0.5 , 0.25, 0.25])
-        >>> class_shares(np.array([500, 10, 10, 10]), np.array([0, 9, 9, 0]))
-        array([0. , 0.5, 0.5, 0. ])
-    """
-    weights = np.full(len(sizes), 1.0 / len(sizes)) if weights is None else weights
-    logs, there = np.log(sizes), examples > 0
-    if not there.any():
-        raise InputError("class_shares: `examples` has none of any class.")
-    present, place = np.unique(logs[there], return_inverse=True)
-    members = np.bincount(place)
-    given = np.where(there, weights, 0.0)
-    added = np.zeros(len(present))
-    # By size, since there may be very many classes and few sizes.
-    absent, of_class = np.unique(logs[~there], return_inverse=True)
-    amounts = np.bincount(of_class, weights=weights[~there], minlength=len(absent))
-    for size, amount in zip(absent, amounts, strict=True):
-        away = np.abs(present - size)
-        near = away <= away.min() + _AS_NEAR
-        added[near] += amount / members[near].sum()
-    given[there] += added[place]
-    return given
-
-
+@np.errstate(all="ignore")  # infinity is no bound
 def _find_ends(
     logits: NDArray[Any],
     target: IntArray,
@@ -347,79 +295,73 @@ def _find_ends(
         logits: f, shape (examples, classes).
         target: shape (examples,).
         direction: l, shape (classes,).
-        signed: whether the scores are f / ν^τ, which keep their sign, rather than f − τ l.
+        signed: take f / ν^τ, which keeps the sign of f, in place of f − τ l.
         bias: taken off the logits first, or None.
     """
     width = len(direction)
+    # Classes that come by frequency need no sorting. A stable sort keeps ties in index order.
     steps = np.diff(direction)
     monotone = bool(np.all(steps >= 0) or np.all(steps <= 0))
-    # A stable sort keeps classes of equal l in index order, which breaks their ties.
     order = np.arange(width) if monotone else np.argsort(direction, kind="stable")
     along, place = direction[order], np.argsort(order)
     falling = bool(along[0] > along[-1])
-    keys = -along if falling else along
     # The class at place p ties with those at starts[p] .. stops[p] − 1.
+    keys = -along if falling else along
     starts, stops = np.searchsorted(keys, keys), np.searchsorted(keys, keys, side="right")
 
     block = max(1, _BLOCK_ELEMENTS // width)
-    swapped = np.empty((block, width), logits.dtype)
-    raw, work = np.empty_like(swapped), np.empty((block, width))
+    raw, swapped = np.empty((2, block, width), logits.dtype)
+    work = np.empty((block, width))
     lower, upper = np.empty((2, len(logits)))
     for first in range(0, len(logits), _WINDOW_ROWS):
-        rows_ = slice(first, first + _WINDOW_ROWS)
-        window, labels = logits[rows_], target[rows_]
+        rows = slice(first, first + _WINDOW_ROWS)
+        window, labels = logits[rows], target[rows]
         # Values in natural order: a disk reads ahead, and a message can name the row.
         for at in range(0, len(window), step := max(1, (1 << 20) // width)):
-            chunk = window[at : at + step]
-            _checks.all_finite(chunk, name="logits", first_row=first + at)
-            if first + at == 0 and not signed:
-                hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
-                _checks.not_probabilities(chunk, hint=hint)
+            _checks.all_finite(window[at : at + step], name="logits", first_row=first + at)
         # NumPy sorts 16-bit integers several times faster.
         by_class = np.argsort(labels.astype(np.int16) if width < 1 << 15 else labels, kind="stable")
         cuts = np.flatnonzero(np.diff(labels[by_class])) + 1
         ends = np.empty((2, len(labels)))
-        with np.errstate(all="ignore"):  # infinities are meant: no bound
-            for begin, end in zip([0, *cuts], [*cuts, len(labels)], strict=True):
-                y = int(labels[by_class[begin]])
-                own_place, start, stop = place[y], starts[place[y]], stops[place[y]]
-                sides = slice(0, start), slice(stop, width)
-                above, below = sides if falling else sides[::-1]
-                gaps = along - along[own_place]
-                gaps[start:stop] = np.inf
-                inverse = (1.0 / gaps)[:, None]
-                for at in range(begin, end, block):
-                    part = slice(at, min(at + block, end))
-                    size = part.stop - at
-                    # mode="clip" lets `take` write into `out` directly; the indices are in range.
-                    np.take(window, by_class[part], axis=0, out=raw[:size], mode="clip")
-                    # Scores in float64, shape (classes, examples), classes sorted by l.
-                    if width <= _NARROW:
-                        scores = work[:size].reshape(-1, size)
-                        scores[place] = raw[:size].T
-                    else:
-                        scores, rows = work[:size].T, raw[:size]
-                        if not monotone:
-                            rows = np.take(rows, order, axis=1, out=swapped[:size], mode="clip")
-                        scores[...] = rows.T
-                    if bias is not None:
-                        scores -= bias[order][:, None]
-                    own = scores[own_place].copy()
-                    low, high = ends[:, part]
-                    lost = None
-                    if stop - start > 1:  # ties go to the lowest index, as argmax has it
-                        lost = (scores[start:own_place] >= own).any(axis=0)
-                        lost |= (scores[own_place + 1 : stop] > own).any(axis=0)
-                    if signed:
-                        _signed_ends(scores, own, order < y, inverse, (above, below), low, high)
-                    else:
-                        scores -= own
-                        scores *= inverse
-                        scores[above].max(axis=0, initial=-np.inf, out=low)
-                        scores[below].min(axis=0, initial=np.inf, out=high)
-                    if lost is not None:
-                        low[lost] = np.inf
-        lows, highs = lower[rows_], upper[rows_]
+        for begin, end in zip([0, *cuts], [*cuts, len(labels)], strict=True):
+            y = int(labels[by_class[begin]])
+            start, at_own, stop = starts[place[y]], place[y], stops[place[y]]
+            sides = slice(0, start), slice(stop, width)
+            below, above = sides[::-1] if falling else sides
+            gaps = along - direction[y]
+            gaps[start:stop] = np.inf
+            inverse = (1.0 / gaps)[:, None]
+            for at in range(begin, end, block):
+                part = slice(at, min(at + block, end))
+                size = part.stop - at
+                # mode="clip" lets `take` write into `out` directly; the indices are in range.
+                np.take(window, by_class[part], axis=0, out=raw[:size], mode="clip")
+                # Scores in float64, shape (classes, examples), classes sorted by l.
+                if width <= _NARROW:
+                    scores = work[:size].reshape(-1, size)
+                    scores[place] = raw[:size].T
+                else:
+                    scores, ordered = work[:size].T, raw[:size]
+                    if not monotone:
+                        ordered = np.take(raw[:size], order, 1, out=swapped[:size], mode="clip")
+                    scores[...] = ordered.T
+                if bias is not None:
+                    scores -= bias[order][:, None]
+                own, (low, high) = scores[at_own].copy(), ends[:, part]
+                lost = None
+                if stop - start > 1:  # ties go to the lowest index, as argmax has it
+                    lost = (scores[start:at_own] >= own).any(axis=0)
+                    lost |= (scores[at_own + 1 : stop] > own).any(axis=0)
+                if signed:
+                    _signed_ends(scores, own, order < y, inverse, (above, below), low, high)
+                else:
+                    scores -= own
+                    scores *= inverse
+                    scores[above].max(axis=0, initial=-np.inf, out=low)
+                    scores[below].min(axis=0, initial=np.inf, out=high)
+                if lost is not None:
+                    low[lost] = np.inf
+        lows, highs = lower[rows], upper[rows]
         lows[by_class], highs[by_class] = ends
         # At tau = 0 argmax takes the lowest index where the largest logits are equal. It is the
         # one place where two scores tie exactly: elsewhere a tie would need a logarithm of a
@@ -513,12 +455,12 @@ class TauCurve:
         ends = np.flatnonzero(ever & (upper > low) & (upper <= high))
         positions = np.concatenate([lower[begins], upper[ends]])
         order = np.argsort(positions)
-        # What changes at each position: an example becomes right, or wrong.
-        self.changes = begins, ends, order
         self.positions = positions = positions[order]
+        # The example that becomes right (+1) or wrong (−1) at each position.
+        self.changed = np.concatenate([begins, ends])[order]
+        self.signs = np.repeat([1, -1], [len(begins), len(ends)])[order]
         first = units[intervals.right_at(low)].sum()
-        gained = np.concatenate([units[begins], -units[ends]])[order]
-        right = np.concatenate([[first], first + gained.cumsum()])
+        right = np.append(first, first + (self.signs * units[self.changed]).cumsum())
         # Shares that were rounded to units may add up to a hair more or less than one.
         self._errors = np.where(right == units.sum(), 0.0, np.maximum(1.0 - right / _UNIT, 0.0))
 
@@ -553,10 +495,9 @@ class TauCurve:
     def per_class(self, tau: float) -> FloatArray:
         """Return the error of each class at this tau, NaN without examples."""
         parts = self.intervals
-        wrong = ~parts.right_at(tau)
-        weight = None if parts.weight is None else parts.weight[wrong]
-        missed = np.bincount(parts.target[wrong], weights=weight, minlength=parts.num_classes)
-        totals = parts.totals
+        wrong, totals = ~parts.right_at(tau), parts.totals
+        weights = parts.weights[wrong]
+        missed = np.bincount(parts.target[wrong], weights=weights, minlength=parts.num_classes)
         return np.where(totals > 0, divided(missed, totals), np.nan)
 
     def standard_error(self, tau: float) -> float:
@@ -580,7 +521,7 @@ class TauCurve:
             return 0.0, (0.0, 0.0)
         best = np.flatnonzero(self.values <= self.min_value + TIE)
         low, high = self.breakpoints[best], self.breakpoints[best + 1]
-        k = int(np.argmin(np.maximum(low - 1.0, 1.0 - high).clip(min=0.0)))
+        k = int(np.argmin(_from_one(low, high)))
         return float((low[k] + high[k]) / 2), (float(low[k]), float(high[k]))
 
     def sample(self, points: int = 101) -> tuple[FloatArray, FloatArray]:
@@ -595,7 +536,47 @@ class TauCurve:
         )
 
 
+def _from_one(lows: FloatArray, highs: FloatArray) -> FloatArray:
+    """Distance of intervals from tau = 1."""
+    return np.maximum(lows - 1.0, 1.0 - highs).clip(min=0.0)
+
+
 # ------------------------------------------------------------------ bootstrap
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups whose sizes stay when their examples are drawn again, and what a draw is made of.
+
+    They are the classes, since the balanced error looks at each class by itself. But a class of one
+    example would be the same in every draw, as if its error were known: those of few examples are
+    one group, each example with the share that its own class has in the error. Whole weights are
+    copies; others are drawn along with their examples.
+
+    Attributes:
+        of: group of each example, shape (examples,).
+        importance: of each group in the error, shape (groups,).
+        copies: of each example.
+        share: of each example in the error.
+    """
+
+    of: IntArray
+    importance: FloatArray
+    copies: IntArray
+    share: FloatArray
+
+    @classmethod
+    def from_intervals(cls, parts: TauIntervals) -> Groups:
+        """Group the examples of these intervals."""
+        whole = bool(np.all(parts.weights == np.floor(parts.weights)))
+        copies = (parts.weights if whole else np.ones(len(parts.target))).astype(np.int64)
+        number = np.bincount(parts.target, weights=copies, minlength=parts.num_classes)
+        place = np.arange(parts.num_classes)
+        few = np.flatnonzero((number > 0) & (number < _FEW))
+        place[few] = few[:1]
+        found, of = np.unique(place[parts.target], return_inverse=True)
+        importance = np.bincount(place, weights=parts.importance, minlength=parts.num_classes)
+        return cls(of, np.asarray(importance[found], np.float64), copies, parts.shares)
 
 
 def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator) -> FloatArray:
@@ -607,79 +588,41 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     Of many examples the normal approximation of the same resampling costs one more look at the
     intervals instead of a thousand.
     """
-    parts, count = curve.intervals, len(curve.intervals.target)
-    group, importance, times, shares = groups = _groups(parts)
-    if times.sum() * replicates > _EXACT_DRAWS:
+    parts, groups = curve.intervals, Groups.from_intervals(curve.intervals)
+    if groups.copies.sum() * replicates > _EXACT_DRAWS:
         return normal_taus(curve, groups, replicates, rng)
     # Sorted by their intervals, so that copies and weights are drawn alike.
-    order = np.lexsort((parts.upper, parts.lower, group))
-    group, times = group[order], times[order]
-    begins, ends, by_position = curve.changes
-    who = np.argsort(order)[np.concatenate([begins, ends])[by_position]]
-    sign = np.repeat([1, -1], [len(begins), len(ends)])[by_position]
-    unit, of_example = shares[order] / times, importance[group]
-    number = np.bincount(group, weights=times).astype(np.int64)
+    order = np.lexsort((parts.upper, parts.lower, groups.of))
+    examples = np.repeat(order, groups.copies[order])
+    number = np.bincount(groups.of, weights=groups.copies).astype(np.int64)
     size, start = np.repeat(number, number), np.repeat(np.cumsum(number) - number, number)
-    copies = np.repeat(np.arange(count), times)
-    members = np.bincount(group)
-    starts = (
-        np.cumsum(members) - members
-    )  # Where logits are equal, zero alone may have others right than every tau right behind it.
-    zero = parts.right_at(0.0)[order] * 1.0 - parts.right_at(2.0 * curve.near)[order]
+    unit, importance = groups.share / groups.copies, groups.importance[groups.of]
+    # Where logits are equal, zero alone may have others right than every tau right behind it.
+    zero = parts.right_at(0.0) * 1.0 - parts.right_at(2.0 * curve.near)
     zero *= curve.bounds[0] <= 0.0 < curve.bounds[1]
     behind = np.searchsorted(curve.breakpoints, curve.near, side="right") - 1
 
     lows, highs = curve.breakpoints[:-1], curve.breakpoints[1:]
-    away, place = np.maximum(lows - 1.0, 1.0 - highs).clip(min=0.0), np.arange(len(lows))
-    taus = np.empty(replicates)
-    step = max(1, _BLOCK // max(len(copies), len(who)))
-    for first in range(0, replicates, step):
-        rows = min(step, replicates - first)
-        drawn = copies[start + (rng.random((rows, len(copies))) * size).astype(np.int64)]
-        drawn += count * np.arange(rows)[:, None]
-        mass = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count) * unit
-        totals = np.repeat(np.add.reduceat(mass, starts, axis=1), members, axis=1)
-        share = divided(of_example * mass, totals)
-        right = np.zeros((rows, len(who) + 1))
-        np.cumsum(share[:, who] * sign, axis=1, out=right[:, 1:])
-        right = right[:, curve.below]
-        best = right >= right.max(axis=1, keepdims=True) - TIE
-        chosen = np.where(best, away, np.inf).argmin(axis=1)[:, None]
-        before = np.where(best | (place > chosen), -1, place).max(axis=1)
-        after = np.where(best | (place < chosen), len(place), place).min(axis=1)
-        found = (lows[before + 1] + highs[after - 1]) / 2
-        if zero.any():
-            found[right[:, behind] + share @ zero > right.max(axis=1) + TIE] = 0.0
-        taus[first : first + rows] = found
+    away, taus = _from_one(lows, highs), np.empty(replicates)
+    for k in range(replicates):
+        drawn = examples[start + (rng.random(len(examples)) * size).astype(np.int64)]
+        mass = np.bincount(drawn, minlength=len(unit)) * unit
+        share = importance * mass / np.bincount(groups.of, weights=mass)[groups.of]
+        right = np.append(0.0, np.cumsum(share[curve.changed] * curve.signs))[curve.below]
+        best = right >= right.max() - TIE
+        # The plateau of the best cell nearest to 1 lies between two worse cells.
+        worse = np.concatenate([[-1], np.flatnonzero(~best), [len(best)]])
+        next_ = np.searchsorted(worse, np.argmin(np.where(best, away, np.inf)))
+        taus[k] = (lows[worse[next_ - 1] + 1] + highs[worse[next_] - 1]) / 2
+        if zero.any() and right[behind] + share @ zero > right.max() + TIE:
+            taus[k] = 0.0
     return taus
-
-
-def _groups(parts: TauIntervals) -> Groups:
-    """Return each example's group, each group's importance, each example's copies and share.
-
-    Groups keep their sizes when their examples are drawn again. They are the classes, since the
-    balanced error looks at each class by itself. But a class of one example would be the same in
-    every draw, as if its error were known: those of few examples are one group, each example with
-    the share that its own class has in the error. Whole weights are copies; others are drawn along
-    with their examples.
-    """
-    times = np.ones(len(parts.target), dtype=np.int64)
-    if parts.weight is not None and np.all(parts.weight == np.floor(parts.weight)):
-        times = parts.weight.astype(np.int64)
-    number = np.bincount(parts.target, weights=times, minlength=parts.num_classes)
-    place = np.arange(parts.num_classes)
-    few = np.flatnonzero((number > 0) & (number < _FEW))
-    place[few] = few[:1]
-    importance = np.bincount(place, weights=parts.importance, minlength=parts.num_classes)
-    first = (number > 0) & (place == np.arange(parts.num_classes))
-    group = (np.cumsum(first) - 1)[place][parts.target]
-    return group, importance[first], times, parts.shares
 
 
 def normal_taus(
     curve: TauCurve, groups: Groups, replicates: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Minimisers of curves drawn from the normal law with the resampling's mean and covariance.
+    """Return minimisers of curves drawn from the normal law with the resampling's covariance.
 
     The first round finds where they lie, the second looks closer. A minimiser is the middle of its
     cell, as on the data themselves; points of one cell are one, since nothing but rounding could
@@ -701,7 +644,7 @@ def normal_taus(
 
 
 def normal_noise(covariance: FloatArray, draws: int, rng: np.random.Generator) -> FloatArray:
-    """Normal noise of this covariance, shape (draws, numbers)."""
+    """Return normal noise of this covariance, shape (draws, numbers)."""
     size = len(covariance)
     # Rounding may leave a singular matrix just short of positive definite,
     ridge = np.diag(np.full(size, 1e-9 * covariance.max() + np.finfo(np.float64).tiny))
@@ -714,12 +657,11 @@ def normal_noise(covariance: FloatArray, draws: int, rng: np.random.Generator) -
 
 
 def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) -> FloatArray:
-    """Covariance of the resampled error at evenly spaced, rising taus, shape (taus, taus).
+    """Return the covariance of the resampled error at evenly spaced, rising taus.
 
     With x_i(τ) = 1 where example i is right, s_i its share of the error and k_i its copies, it is
     Σ_g Σ_{i ∈ g} s_i² / k_i (x_i(τ) − p_g(τ)) (x_i(τ') − p_g(τ')).
     """
-    group, importance, times, share = groups
     points = len(taus)
     # Example i is right at the taus begin_i .. end_i − 1; arithmetic is much faster than a search.
     scale = (points - 1) / (taus[-1] - taus[0])
@@ -727,10 +669,12 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
         np.ceil((x - taus[0]) * scale).clip(0, points).astype(np.int64)
         for x in (parts.lower, parts.upper)
     )
-    square = share**2 / times
-    squares = np.bincount(group, weights=square)
+    square = groups.share**2 / groups.copies
+    squares = np.bincount(groups.of, weights=square)
     ever = begin < end
-    begin, end, group, share, square = (a[ever] for a in (begin, end, group, share, square))
+    begin, end, group, share, square = (
+        a[ever] for a in (begin, end, groups.of, groups.share, square)
+    )
 
     # Σ s² / k over the examples right at both a and b ≥ a: those that begin by a, end after b.
     size = (points + 1) ** 2
@@ -740,8 +684,8 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
     covariance = np.triu(both) + np.triu(both, 1).T
 
     # The means: importance_g p_g, and Σ s² / k of the right ones, per group.
-    for first in range(0, len(importance), _CLASS_BLOCK):
-        rows = slice(first, min(first + _CLASS_BLOCK, len(importance)))
+    for first in range(0, len(squares), _CLASS_BLOCK):
+        rows = slice(first, min(first + _CLASS_BLOCK, len(squares)))
         mine = (group >= rows.start) & (group < rows.stop)
         row, size = (group[mine] - first) * (points + 1), (rows.stop - first) * (points + 1)
         sums = []
@@ -749,7 +693,7 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
             change = np.bincount(row + begin[mine], weights=amount, minlength=size)
             change = change - np.bincount(row + end[mine], weights=amount, minlength=size)
             sums.append(change.reshape(-1, points + 1).cumsum(axis=1)[:, :points])
-        mean = divided(sums[0], importance[rows, None])
+        mean = divided(sums[0], groups.importance[rows, None])
         crossed = mean.T @ sums[1]
         covariance -= crossed + crossed.T - mean.T @ (squares[rows, None] * mean)
     return np.asarray(covariance, dtype=np.float64)
