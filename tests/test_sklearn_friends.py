@@ -117,6 +117,10 @@ def test_weights_of_a_pipelines_last_step_reach_the_prior(kind):
     inner = make_pipeline(StandardScaler(), LogisticRegression())
     model = kind(inner).fit(X, y, logisticregression__sample_weight=weight)
     np.testing.assert_allclose(model.prior_.probs, np.bincount(y, weights=weight) / weight.sum())
+    alike = kind(inner).fit(X, y, sample_weight=weight)
+    assert alike.prior_ == model.prior_
+    own = inner.fit(X, y, logisticregression__sample_weight=weight)
+    np.testing.assert_array_equal(alike.estimator_.predict_proba(X), own.predict_proba(X))
 
 
 class Unfit(GaussianNB):

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import StratifiedShuffleSplit, check_cv
@@ -25,16 +24,9 @@ from sklearn.utils.validation import check_is_fitted
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
 from longtail.priors import ClassPrior
-from longtail.sklearn._base import (
-    AdjustedBase,
-    Rows,
-    effective_prior,
-    encode,
-    target_prior,
-    totals_of,
-)
+from longtail.sklearn._base import AdjustedBase, Rows, effective_prior, encode, target_prior
 from longtail.sklearn._display import TauCurveDisplay as TauCurveDisplay
-from longtail.sklearn._scores import final_estimator, fit_classifier, read_logits, response_of
+from longtail.sklearn._scores import final_estimator
 from longtail.tuning import (
     ENOUGH_TO_DECIDE,
     SELECT,
@@ -57,11 +49,8 @@ BOUNDS = (0.0, 4.0)
 DEFAULT_GRID = np.linspace(*BOUNDS, 81)
 # Resampled curves behind the choice and its interval.
 REPLICATES = 200
-# The logit of a class that a split's classifier never saw: finite, as the exact curve asks.
-NEVER = -1e30
 # Scores that are computed here, over all held-out examples together.
 OWN = ("balanced_accuracy", "target")
-NO_OFFSET = np.zeros(1)
 
 
 class FixedTauOnMarginsWarning(UserWarning):
@@ -172,8 +161,8 @@ class LogitAdjustedClassifier(AdjustedBase):
         Args:
             X: what the estimator's own `fit` takes, shape (examples, features).
             y: labels, shape (examples,); at least two classes.
-            sample_weight: shape (examples,), for the estimator and the prior; an integer weight
-                equals repetition, and a weight of zero absence.
+            sample_weight: shape (examples,), for the classifier (of a pipeline the last step) and
+                the prior; an integer weight equals repetition, and a weight of zero absence.
             **params: for the estimator's own `fit`, such as `eval_set`; with scikit-learn's
                 metadata routing on, what it asks for.
 
@@ -181,24 +170,18 @@ class LogitAdjustedClassifier(AdjustedBase):
             The estimator itself.
         """
         tau = _checks.tau(self.tau)
-        rows, every = self._rows(X, y, sample_weight, params)
-        classes = self._classes(rows, every)
-        prior, aim, costs = self._settings(rows, every, classes)
-        estimator, rows = self._fit_on(rows, every)
-        method = response_of(estimator, self.response_method)
-        offset = self._offset_of(totals_of(rows.y, rows.fit_weight, classes), prior)
+        rows, classes, prior = self._checked(X, y, sample_weight, params)
+        rows = self._learn(rows, rows.with_weight(np.arange(len(rows.y))), classes, prior)
         if prior is None:
-            logits = read_logits(estimator, rows.X, method) + offset
-            prior = effective_prior(logits, rows.weight, classes, method)
-            aim = target_prior(self.target, prior, classes)
-        self._set_rule(estimator, classes, prior, tau, aim, costs, method, offset)
+            prior = effective_prior(self._logits(rows.X), rows.weight, classes, self._method)
+        self._set_rule(prior, tau)
         self._warn_if_twice()
-        margins_only = method == "decision_function" and not hasattr(estimator, "predict_proba")
-        acts = costs is not None or np.ptp(self.adjustment_) > 0
+        margins_only = not hasattr(self.estimator_, "predict_proba")
+        acts = self.costs is not None or np.ptp(self.adjustment_) > 0
         if margins_only and acts and tau == 1:  # another tau is somebody's choice for these margins
             warnings.warn(
                 f"tau=1 is the value for log-probabilities, but "
-                f"{type(final_estimator(estimator)).__name__} has no predict_proba, and the "
+                f"{type(final_estimator(self.estimator_)).__name__} has no predict_proba, and the "
                 f"margins of its decision_function have another scale, so that rare classes may "
                 f"take nearly every prediction; let LogitAdjustedClassifierCV choose tau, or wrap "
                 f"the estimator in CalibratedClassifierCV.",
@@ -324,7 +307,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         Args:
             X: what the estimator's own `fit` takes, shape (examples, features).
             y: labels, shape (examples,); at least two classes.
-            sample_weight: shape (examples,), for the estimator, the prior and the score; an
+            sample_weight: shape (examples,), for the classifier, the prior and the score; an
                 integer weight equals repetition within a split, and a weight of zero absence.
             **params: for the estimator's own `fit`, in every split: what has a value for each row,
                 such as `init_score`, is cut as the rows are, anything else, such as `eval_set`, is
@@ -335,38 +318,38 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             The estimator itself.
         """
         _checks.choice(self.select, SELECT, name="select")
-        rows, every = self._rows(X, y, sample_weight, params)
-        prefit = self._is_prefit()
-        self._refuse_unfitted()
+        named_prefit = isinstance(self.cv, str) and self.cv == "prefit"
+        if named_prefit:
+            check_is_fitted(self.estimator)
+            if self.refit:
+                raise InputError(
+                    "cv='prefit' tunes the estimator as it is, so refit=True has no place; pass "
+                    "refit=False."
+                )
         grid = self.tau_grid
         if grid is not None:
             grid = np.unique(_checks.vector(grid, name="tau_grid").astype(np.float64))
             _checks.all_finite(grid, name="tau_grid")
-        classes = self._classes(rows, every)
-        prior, aim, costs = self._settings(rows, every, classes)
-        scorer = self._scorer(costs)
-        splits = self._splits(rows, every, pooled=scorer is None)
-        learnt = prior if prefit else None
-        ask = (classes, self.response_method, self.reweight, learnt)
-        folds = Parallel(n_jobs=self.n_jobs)(
-            delayed(_fit_fold)(
-                self.estimator if prefit else clone(self.estimator), rows, *split, *ask
-            )
-            for split in splits
+        rows, classes, prior = self._checked(X, y, sample_weight, params)
+        scorer = self._scorer()
+        estimator = FrozenEstimator(self.estimator) if named_prefit else self.estimator
+        names = ("prior", "target", "costs", "reweight", "response_method")
+        settings = {name: getattr(self, name) for name in names}
+        folds: list[_Fold] = Parallel(n_jobs=self.n_jobs)(
+            delayed(_Fold(estimator, **settings).fit_split)(rows, *split, classes, prior)
+            for split in self._splits(rows, pooled=scorer is None)
         )
         if prior is None:
-            weights = [fold.held.weight for fold in folds if fold.held.weight is not None]
-            prior = effective_prior(
-                np.concatenate([fold.logits for fold in folds]),
-                np.concatenate(weights) if weights else None,
-                classes,
-                folds[0].method,
-            )
-            aim = target_prior(self.target, prior, classes)
-        priors = [fold.prior(None if self._counts_labels() else prior) for fold in folds]
-        self.tau_curve_, split_scores = self._choose(
-            folds, priors, classes, aim, costs, scorer, grid
-        )
+            logits = np.concatenate([fold.logits for fold in folds])
+            weight = None
+            if rows.weight is not None:
+                weight = np.concatenate([fold.held.weight for fold in folds])
+            prior = effective_prior(logits, weight, classes, folds[0]._method)
+        aim = target_prior(self.target, prior, classes)
+        for fold in folds:
+            fold.target = aim
+            fold._set_rule(fold._labels_prior if self._counts_labels() else prior, 1.0)
+        self.tau_curve_, split_scores = self._choose(folds, aim, scorer, grid)
         self.best_tau_, self.best_score_ = self.tau_curve_.tau, self.tau_curve_.score
         self.best_tau_interval_ = self.tau_curve_.interval
         self.__dict__.pop("cv_results_", None)  # of an earlier fit
@@ -375,83 +358,29 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             self.cv_results_: dict[str, Any] = {"taus": curve.taus, "scores": curve.scores}
             if split_scores is not None:
                 self.cv_results_["split_scores"] = split_scores
-        estimator, totals = self.estimator if prefit else folds[0].estimator, folds[0].totals
-        if not prefit and self.refit:
-            estimator, rows = self._fit_on(rows, every)
-            totals = totals_of(rows.y, rows.fit_weight, classes)
-        elif not prefit:
-            prior = self._prior_of_split(folds[0], classes, prior)
-        offset = self._offset_of(totals, prior)
-        self._set_rule(
-            estimator, classes, prior, self.best_tau_, aim, costs, folds[0].method, offset
-        )
+        if self.refit or self._is_prefit():
+            self._learn(rows, rows.with_weight(np.arange(len(rows.y))), classes, prior)
+        else:
+            (fold,) = folds
+            lacking = np.setdiff1d(classes, fold.estimator_.classes_).tolist()
+            if lacking:
+                raise InputError(
+                    f"with refit=False the classifier never saw class(es) "
+                    f"{_checks.listing(map(repr, lacking))}, which the split held out; pass "
+                    f"refit=True."
+                )
+            self.estimator_, self.classes_ = fold.estimator_, classes
+            self._method, self._offset, prior = fold._method, fold._offset, fold.prior_
+        self._set_rule(prior, self.best_tau_)
         self._warn_if_twice()
         self._warn_of_few(folds)
         return self
 
-    def _choose(
-        self,
-        folds: Sequence[_Fold],
-        priors: Sequence[ClassPrior],
-        classes: NDArray[Any],
-        aim: ClassPrior,
-        costs: FloatArray | None,
-        scorer: Any,
-        grid: FloatArray | None,
-    ) -> tuple[TauScores, FloatArray | None]:
-        """Return the score over tau with the choice, and each split's own if a scorer gave them."""
-        held = np.sum([totals_of(f.held.y, f.held.weight, classes) for f in folds], axis=0)
-        if scorer is None and np.any(held == 0):
-            raise InputError(
-                f"every class needs held-out examples to be judged by, but class(es) "
-                f"{_checks.listing(map(repr, classes[held == 0].tolist()))} have none; use other "
-                f"splits, or pass rows of these classes."
-            )
-        if scorer is None and (costs is None or costs.ndim == 1):
-            parts = TauIntervals.merge(
-                TauIntervals.from_logits(
-                    fold.logits,
-                    encode(fold.held.y, classes),
-                    prior,
-                    target_prior=aim,
-                    costs=costs,
-                    sample_weight=fold.held.weight,
-                )
-                for fold, prior in zip(folds, priors, strict=True)
-            )
-            if grid is not None:
-                curve = TauCurve(parts, bounds=BOUNDS)
-                return TauScores.of_grid(grid, 1.0 - curve(grid)), None
-            return TauScores.of_intervals(parts, self.select), None
-        taus = DEFAULT_GRID if grid is None else grid
-        share = np.zeros(len(held)) if scorer else aim.probs / held
-        table = np.zeros((len(folds), len(taus)))
-        for row, fold, prior in zip(table, folds, priors, strict=True):
-            view, asked = _HeldOut(fold, self), fold.held
-            for k, tau in enumerate(taus):
-                view._set_rule(
-                    fold.estimator, classes, prior, float(tau), aim, costs, fold.method, NO_OFFSET
-                )
-                if scorer is not None:
-                    row[k] = scorer(view, asked.X, asked.y, **asked.score_params)
-                elif costs is not None:
-                    codes = encode(asked.y, classes)
-                    paid = costs[codes, view._decisions(asked.X).argmax(axis=1)] * share[codes]
-                    row[k] = -np.sum(paid if asked.weight is None else paid * asked.weight)
-        if not np.all(np.isfinite(table)):
-            raise InputError(
-                "the scorer gave NaN or infinity on some split; it may need every class in every "
-                "split: use fewer splits, or another scoring."
-            )
-        if scorer is None:
-            return TauScores.of_grid(taus, table.sum(axis=0)), None
-        return TauScores.of_grid(taus, table.mean(axis=0)), table
-
-    def _scorer(self, costs: FloatArray | None) -> Any:
+    def _scorer(self) -> Any:
         """Return the scorer to ask, or None for the target's own criterion."""
         if self.scoring not in OWN:
             return check_scoring(self.estimator, scoring=self.scoring)
-        balanced = isinstance(self.target, str) and self.target == "balanced" and costs is None
+        balanced = isinstance(self.target, str) and self.target == "balanced" and self.costs is None
         if self.scoring == "balanced_accuracy" and not balanced:
             raise InputError(
                 "scoring='balanced_accuracy' judges all classes alike, but `target` or `costs` say "
@@ -460,23 +389,23 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         return None
 
     def _splits(
-        self, rows: Rows, every: NDArray[np.intp], *, pooled: bool
-    ) -> list[tuple[NDArray[np.intp] | None, NDArray[np.intp]]]:
-        """Return (train, held-out) rows of each split, less those of no weight; None if fitted."""
+        self, rows: Rows, *, pooled: bool
+    ) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+        """Return (train, held-out) rows of each split, less those of no weight."""
+        place = np.arange(len(rows.y))  # so that masks become indices, too
         if self._is_prefit():
-            return [(None, every)]
+            return [(place[:0], rows.with_weight(place))]
         cv = self.cv
         if isinstance(cv, Real) and not isinstance(cv, Integral):
             fraction = _checks.fraction(cv, name="cv", below_one=True)
             cv = StratifiedShuffleSplit(1, test_size=fraction, random_state=self.random_state)
         cv = check_cv(cv, y=rows.y, classifier=True)
-        place = np.arange(len(rows.y))  # so that masks become indices, too
         with warnings.catch_warnings():
             # A class with fewer examples than folds is what pooling folds is for; a scorer's
             # mean over folds that lack a class is another matter.
             if pooled:
                 warnings.filterwarnings("ignore", message="The least populated class in y")
-            splits: list[Any] = [
+            splits = [
                 (rows.with_weight(place[train]), rows.with_weight(place[held_out]))
                 for train, held_out in cv.split(rows.X, rows.y, **rows.split_params)
             ]
@@ -487,38 +416,74 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             )
         return splits
 
+    def _choose(
+        self, folds: Sequence[_Fold], aim: ClassPrior, scorer: Any, grid: FloatArray | None
+    ) -> tuple[TauScores, FloatArray | None]:
+        """Return the score over tau with the choice, and each split's own if a scorer gave them."""
+        classes, costs = folds[0].classes_, folds[0]._costs
+        if scorer is None:
+            codes = (encode(fold.held.y, classes) for fold in folds)
+            held = np.sum(
+                [
+                    np.bincount(code, fold.held.weight, minlength=len(classes))
+                    for code, fold in zip(codes, folds, strict=True)
+                ],
+                axis=0,
+            )
+            if np.any(held == 0):
+                raise InputError(
+                    f"every class needs held-out examples to be judged by, but class(es) "
+                    f"{_checks.listing(map(repr, classes[held == 0].tolist()))} have none; use "
+                    f"other splits, or pass rows of these classes."
+                )
+        if scorer is None and (costs is None or costs.ndim == 1):
+            parts = TauIntervals.merge(
+                TauIntervals.from_logits(
+                    fold.logits,
+                    encode(fold.held.y, classes),
+                    fold.prior_,
+                    target_prior=aim,
+                    costs=costs,
+                    sample_weight=fold.held.weight,
+                )
+                for fold in folds
+            )
+            if grid is not None:
+                curve = TauCurve(parts, bounds=BOUNDS)
+                return TauScores.of_grid(grid, 1.0 - curve(grid)), None
+            return TauScores.of_intervals(parts, self.select), None
+
+        def score(fold: _Fold, tau: float) -> float:
+            fold._set_rule(fold.prior_, tau)
+            rows = fold.held
+            if scorer is not None:
+                return float(scorer(fold, rows.X, rows.y, **rows.score_params))
+            assert costs is not None
+            true, chosen = encode(rows.y, classes), fold._decisions(rows.X).argmax(axis=1)
+            paid = costs[true, chosen] * (aim.probs / held)[true]
+            return -float(np.sum(paid if rows.weight is None else paid * rows.weight))
+
+        taus = DEFAULT_GRID if grid is None else grid
+        table = np.array([[score(fold, float(tau)) for tau in taus] for fold in folds])
+        if not np.all(np.isfinite(table)):
+            raise InputError(
+                "the scorer gave NaN or infinity on some split; it may need every class in every "
+                "split: use fewer splits, or another scoring."
+            )
+        if scorer is None:
+            return TauScores.of_grid(taus, table.sum(axis=0)), None
+        return TauScores.of_grid(taus, table.mean(axis=0)), table
+
     def _is_prefit(self) -> bool:
         return super()._is_prefit() or (isinstance(self.cv, str) and self.cv == "prefit")
 
-    def _refuse_unfitted(self) -> None:
-        """Check the estimator of cv="prefit"."""
-        if isinstance(self.cv, str) and self.cv == "prefit":
-            check_is_fitted(self.estimator)
-            if self.refit:
-                raise InputError(
-                    "cv='prefit' tunes the estimator as it is, so refit=True has no place; pass "
-                    "refit=False."
-                )
-
-    def _prior_of_split(self, fold: _Fold, classes: NDArray[Any], prior: ClassPrior) -> ClassPrior:
-        """With refit=False, the prior of the rows that the kept classifier was fitted on."""
-        lacking = np.delete(classes, fold.known)
-        if len(lacking):
-            raise InputError(
-                f"with refit=False the classifier never saw class(es) "
-                f"{_checks.listing(map(repr, lacking.tolist()))}, which the split held out; "
-                f"pass refit=True."
-            )
-        return ClassPrior.from_weights(fold.totals) if self._counts_labels() else prior
-
     def _warn_of_few(self, folds: Sequence[_Fold]) -> None:
-        judged = [np.isin(fold.held.y, fold.estimator.classes_) for fold in folds]
-        seen = [fold.held.y[known] for fold, known in zip(folds, judged, strict=True)]
-        held = np.unique(np.concatenate([fold.held.y for fold in folds]))
-        unjudged = np.setdiff1d(held, np.concatenate(seen))
-        if len(unjudged):
+        known = [np.intersect1d(fold.held.y, fold.estimator_.classes_) for fold in folds]
+        held = np.concatenate([fold.held.y for fold in folds])
+        unjudged = np.setdiff1d(held, np.concatenate(known)).tolist()
+        if unjudged:
             warnings.warn(
-                f"class(es) {_checks.listing(map(repr, unjudged.tolist()))} can't be judged: "
+                f"class(es) {_checks.listing(map(repr, unjudged))} can't be judged: "
                 f"whichever split holds their examples out leaves none to train on, so that they "
                 f"are wrong at any tau; tau is chosen without them, and `best_score_` counts them "
                 f"as errors. A class needs two examples at least, and splits that part them.",
@@ -597,71 +562,23 @@ class TauScores:
         )
 
 
-# ------------------------------------------------------------------ splits
+class _Fold(LogitAdjustedClassifier):
+    """A split's classifier with its logits of the rows held out, for scorers to ask."""
 
-
-@dataclass(frozen=True)
-class _Fold:
-    """A fitted classifier and its answers on rows that it was not fitted on."""
-
-    estimator: Any
-    held: Rows
-    method: str
-    offset: FloatArray  # takes its logits back to the labels' prior, shape (its own classes,)
-    logits: FloatArray  # of the held-out rows, shape (examples, all classes)
-    known: NDArray[np.intp]  # its own classes, as positions in all classes
-    totals: FloatArray  # weight of each class among the rows that it was fitted on
-
-    def prior(self, given: ClassPrior | None) -> ClassPrior:
-        """Return the prior of the rows that it was fitted on, or the one given, for all classes.
-
-        Whatever it is for a class that can't be predicted, it shifts the others alike.
-        """
-        share = (self.totals if given is None else given.probs)[self.known].astype(np.float64)
-        probs = np.full(len(self.totals), share.min())
-        probs[self.known] = share
-        return ClassPrior.from_weights(probs)
-
-
-def _fit_fold(
-    estimator: Any,
-    rows: Rows,
-    train: NDArray[np.intp] | None,
-    held_out: NDArray[np.intp],
-    classes: NDArray[Any],
-    response_method: str,
-    reweight: float,
-    learnt: ClassPrior | None,
-) -> _Fold:
-    """Fit on `train` (None: fitted already) and ask about `held_out`."""
-    if train is None:
-        held = rows.take(held_out, None)
-        totals = totals_of(held.y, held.weight, classes)
-    else:
-        held, seen = rows.take(held_out, estimator, train), rows.take(train, estimator)
-        totals = totals_of(seen.y, seen.fit_weight, classes)
-        params = seen.reweighted(estimator, reweight).fit_params
-        estimator = fit_classifier(estimator, seen.X, seen.y, params)
-    method = response_of(estimator, response_method)
-    known = np.searchsorted(classes, estimator.classes_)
-    share = totals / totals.sum() if learnt is None else learnt.probs
-    offset = reweight * np.log(share[known]) if reweight else np.zeros(len(known))
-    logits = np.full((len(held.y), len(classes)), NEVER)
-    logits[:, known] = read_logits(estimator, held.X, method) + offset
-    return _Fold(estimator, held, method, offset, logits, known, totals)
-
-
-class _HeldOut(LogitAdjustedClassifier):
-    """A split's classifier for a scorer to ask; held-out rows are not predicted again."""
-
-    def __init__(self, fold: _Fold, parent: Any) -> None:
-        super().__init__(FrozenEstimator(fold.estimator), target=parent.target, costs=parent.costs)
-        self.fold = fold
+    def fit_split(
+        self,
+        rows: Rows,
+        train: NDArray[np.intp],
+        held_out: NDArray[np.intp],
+        classes: NDArray[Any],
+        prior: ClassPrior | None,
+    ) -> _Fold:
+        """Fit on the rows `train`, and read the logits of the rows `held_out`."""
+        frozen = self._is_prefit()
+        self.held = rows.take(held_out, None if frozen else self.estimator, train)
+        self._learn(rows, held_out if frozen else train, classes, prior)
+        self.logits = super()._logits(self.held.X)
+        return self
 
     def _logits(self, X: Any) -> FloatArray:
-        fold = self.fold
-        if X is fold.held.X:
-            return fold.logits
-        logits = np.full((len(X), len(self.classes_)), NEVER)
-        logits[:, fold.known] = read_logits(fold.estimator, X, fold.method) + fold.offset
-        return logits
+        return self.logits if X is self.held.X else super()._logits(X)

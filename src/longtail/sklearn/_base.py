@@ -1,4 +1,4 @@
-"""What both estimators share: settings and rows, the rule, adjusted predictions."""
+"""What both estimators share: rows, settings by class, fitting, adjusted predictions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ from sklearn.utils import _safe_indexing, get_tags, indexable
 from sklearn.utils.metadata_routing import get_routing_for_object, process_routing
 from sklearn.utils.metaestimators import _safe_split
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    _check_method_params,
-    _check_y,
-    check_is_fitted,
-    has_fit_parameter,
-)
+from sklearn.utils.validation import _check_method_params, _check_y, check_is_fitted
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError
@@ -42,8 +37,6 @@ from longtail.sklearn._scores import (
 if TYPE_CHECKING:
     from longtail.sklearn import LogitAdjustedClassifier
 
-_SAME: Any = "same"
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -52,25 +45,28 @@ class Rows:
     X: Any  # as it came: array, frame, sparse matrix or list
     y: NDArray[Any]
     weight: FloatArray | None  # for judging
-    fit_weight: FloatArray | None  # what the classifier is fitted, and so its prior counted, with
+    fit_weight: FloatArray | None  # for fitting, and so for the prior
     fit_params: dict[str, Any]
     score_params: dict[str, Any]
     split_params: dict[str, Any]  # of all rows, never of some
 
     def take(
-        self, index: NDArray[np.intp], kernel_of: Any, columns: NDArray[np.intp] | None = None
+        self,
+        index: NDArray[np.intp],
+        estimator: Any = None,
+        columns: NDArray[np.intp] | None = None,
     ) -> Rows:
-        """Return some of the rows.
+        """Return some of the rows; of the precomputed kernel of an `estimator` some columns, too.
 
         Args:
             index: which.
-            kernel_of: the estimator that is fitted on them or asked about them, whose precomputed
-                kernel loses columns as well; None keeps all columns.
-            columns: columns of such a kernel to keep (default `index`).
+            estimator: what is fitted on them or asked about them; None keeps all columns.
+            columns: columns of a precomputed kernel to keep (default `index`).
         """
-        X = _safe_indexing(self.X, index)
-        if kernel_of is not None:
-            X, _ = _safe_split(kernel_of, self.X, None, index, columns)
+        if estimator is None:
+            X = _safe_indexing(self.X, index)
+        else:
+            X, _ = _safe_split(estimator, self.X, None, index, columns)
         return replace(
             self,
             X=X,
@@ -81,19 +77,23 @@ class Rows:
             score_params=_check_method_params(self.X, self.score_params, index),
         )
 
-    def with_weight(self, index: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
+    def with_weight(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return those of `index` whose weight is not zero: zero means no such row."""
-        index = np.arange(len(self.y)) if index is None else index
         for weight in (self.weight, self.fit_weight):
             index = index if weight is None else index[weight[index] > 0]
         return index
+
+    def totals(self, classes: NDArray[Any], index: Any = slice(None)) -> NDArray[Any]:
+        """Return the number of examples of each class, or the sum of their weights."""
+        weight = None if self.fit_weight is None else self.fit_weight[index]
+        return np.bincount(encode(self.y[index], classes), weight, minlength=len(classes))
 
     def reweighted(self, estimator: Any, reweight: float) -> Rows:
         """Return rows whose fit weights are times n^−reweight, n the total of the row's class."""
         if reweight == 0:
             return self
-        codes, weight = np.unique(self.y, return_inverse=True)[1], self.fit_weight
-        weight = np.ones(len(codes)) if weight is None else weight
+        codes = np.unique(self.y, return_inverse=True)[1]
+        weight = np.ones(len(codes)) if self.fit_weight is None else self.fit_weight
         new = weight * (np.bincount(codes, weights=weight) ** -reweight)[codes]
         new *= weight.sum() / new.sum()  # so that regularization keeps its strength
         return replace(self, fit_params=self.fit_params | {weight_name(estimator): new})
@@ -101,6 +101,12 @@ class Rows:
 
 def weight_name(estimator: Any) -> str:
     """Return the name under which `fit` takes the weights of a pipeline's classifier."""
+    if get_config()["enable_metadata_routing"]:
+        request = get_routing_for_object(final_estimator(estimator))
+        if not isinstance(estimator, Pipeline | BaseSearchCV) or not hasattr(request, "fit"):
+            return "sample_weight"
+        asked = request.fit.requests.get("sample_weight")  # perhaps under another name
+        return asked if isinstance(asked, str) else "sample_weight" if asked else ""
     name = ""
     while isinstance(estimator, Pipeline | BaseSearchCV):
         if isinstance(estimator, Pipeline):
@@ -124,7 +130,7 @@ def by_class(values: Any, classes: NDArray[Any], *, name: str) -> NDArray[Any]:
     if len(array) != len(classes):
         raise InputError(
             f"`{name}` must have one value per class; it has {len(array)} values but there are "
-            f"{len(classes)} classes: {_checks.listing(map(repr, classes.tolist()))}."
+            f"{len(classes)} classes: {_listing(classes)}."
         )
     return array
 
@@ -141,6 +147,10 @@ def _same_labels(given: Any, classes: NDArray[Any], *, name: str, pandas: bool) 
             f"{_checks.listing(lacking) or 'none'}; unknown: {_checks.listing(unknown) or 'none'}."
             f"{instead * pandas}"
         )
+
+
+def _listing(labels: NDArray[Any]) -> str:
+    return _checks.listing(map(repr, labels.tolist()))
 
 
 def given_prior(value: Any, classes: NDArray[Any], *, name: str) -> ClassPrior:
@@ -170,9 +180,9 @@ def check_costs(value: Any, classes: NDArray[Any]) -> FloatArray | None:
         vector = by_class(value, classes, name="costs")
         return _checks.positive_per_class(vector, len(classes), name="costs")
     if hasattr(value, "index") and hasattr(value, "columns"):
-        for where, labels in (("index", value.index), ("columns", value.columns)):
-            given = _checks.each_once(labels, where, name="costs")
-            _same_labels(given, classes, name="costs", pandas=True)
+        for where in ("index", "columns"):
+            labels = _checks.each_once(getattr(value, where), where, name="costs")
+            _same_labels(labels, classes, name="costs", pandas=True)
         value = value.loc[classes, classes]
     matrix = _checks.matrix(value, name="costs").astype(np.float64)
     if matrix.shape != (len(classes), len(classes)):
@@ -183,39 +193,27 @@ def check_costs(value: Any, classes: NDArray[Any]) -> FloatArray | None:
     return matrix
 
 
-def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
+def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
     """Return the index of each label in `classes`; one that the estimator never saw is refused."""
-    known = np.isin(labels, classes)
-    if not np.all(known):
+    unknown = np.setdiff1d(labels, classes)
+    if len(unknown):
         raise InputError(
-            f"`y` holds classes that the estimator was not trained on: "
-            f"{_checks.listing(map(repr, np.unique(labels[~known]).tolist()))}; drop these rows, "
-            f"or fit the estimator on data that has them."
+            f"`y` holds classes that the estimator was not trained on: {_listing(unknown)}; drop "
+            f"these rows, or fit the estimator on data that has them."
         )
-    return np.searchsorted(classes, labels).astype(np.int64)
+    return np.searchsorted(classes, labels)
 
 
-def totals_of(
-    labels: NDArray[Any], weight: FloatArray | None, classes: NDArray[Any]
-) -> NDArray[Any]:
-    """Return the number of examples of each class, or the sum of their weights."""
-    return np.bincount(encode(labels, classes), weights=weight, minlength=len(classes))
-
-
-def learnt_prior(
-    spec: Any, labels: NDArray[Any], weight: FloatArray | None, classes: NDArray[Any]
-) -> ClassPrior:
-    """Return the prior of the labels that a classifier was fitted on, or the one passed."""
-    if not isinstance(spec, str):
-        return given_prior(spec, classes, name="prior")
-    totals = totals_of(labels, weight, classes)
+def counted_prior(totals: NDArray[Any], classes: NDArray[Any]) -> ClassPrior:
+    """Return the class frequencies of the labels given to `fit`."""
     if np.any(totals == 0):
         raise InputError(
-            f"prior='train' counts `y`, but class(es) "
-            f"{_checks.listing(map(repr, classes[totals == 0].tolist()))} of the estimator have "
-            f"no example there; pass prior=ClassPrior.from_counts(...) of its training data."
+            f"prior='train' counts `y`, but class(es) {_listing(classes[totals == 0])} of the "
+            f"estimator have no example there; pass prior=ClassPrior.from_counts(...) of its "
+            f"training data."
         )
-    return ClassPrior.from_counts(totals) if weight is None else ClassPrior.from_weights(totals)
+    make = ClassPrior.from_weights if totals.dtype.kind == "f" else ClassPrior.from_counts
+    return make(totals)
 
 
 def effective_prior(
@@ -233,13 +231,12 @@ def effective_prior(
     if np.any(never):
         raise InputError(
             f"prior='effective' needs every class to be predicted with some probability, but "
-            f"class(es) {_checks.listing(map(repr, classes[never].tolist()))} never are; use "
-            f"prior='train'."
+            f"class(es) {_listing(classes[never])} never are; use prior='train'."
         )
     return ClassPrior.from_weights(mean)
 
 
-# ------------------------------------------------------------------ predictions
+# ------------------------------------------------------------------ the estimators
 
 
 class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
@@ -300,7 +297,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def retarget(
-        self, *, tau: Any = _SAME, target: Any = _SAME, costs: Any = _SAME
+        self, *, tau: Any = "same", target: Any = "same", costs: Any = "same"
     ) -> LogitAdjustedClassifier:
         """Return the same fitted classifier under another rule, without fitting anything.
 
@@ -331,16 +328,14 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             frozen,
             tau=self._tau if isinstance(tau, str) else _checks.tau(tau),
             prior=self.prior_,
-            target=self.target if isinstance(target, str) and target == _SAME else target,
+            target=self.target if isinstance(target, str) and target == "same" else target,
             costs=self.costs if isinstance(costs, str) else costs,
             reweight=self.reweight,
             response_method=self.response_method,
         )
-        aim = target_prior(made.target, self.prior_, self.classes_)
-        costs = check_costs(made.costs, self.classes_)
-        made._set_rule(
-            frozen, self.classes_, self.prior_, made.tau, aim, costs, self._method, self._offset
-        )
+        made.estimator_, made.classes_ = frozen, self.classes_
+        made._method, made._offset = self._method, self._offset
+        made._set_rule(self.prior_, made.tau)
         return made
 
     def adapt(self, X: Any, *, significance: float | None = 0.05) -> LogitAdjustedClassifier:
@@ -382,7 +377,8 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
 
     def _logits(self, X: Any) -> FloatArray:
         """Logits as if the estimator had been trained without reweighting."""
-        return read_logits(self.estimator_, X, self._method) + self._offset
+        logits = read_logits(self.estimator_, X, self._method, self.classes_)
+        return np.asarray(logits + self._offset)
 
     def _adjusted(self, X: Any, each: Any = None) -> FloatArray:
         logits = self._logits(X)
@@ -406,98 +402,47 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         # As in `adjust_logits`; not in `adjustment_`, since probabilities have no part in costs.
         return np.asarray(adjusted + self._tau * np.log(self._costs))
 
-    def _set_rule(
-        self,
-        estimator: Any,
-        classes: NDArray[Any],
-        prior: ClassPrior,
-        tau: float,
-        aim: ClassPrior,
-        costs: FloatArray | None,
-        method: str,
-        offset: FloatArray,
-    ) -> None:
-        """Set everything that prediction needs; `offset` takes logits back to the labels' prior."""
-        self.estimator_, self.classes_, self.prior_ = estimator, classes, prior
-        self._tau, self._costs, self._method, self._offset = tau, costs, method, offset
-        # A uniform target would shift all classes alike; `adjust_logits` leaves it out, too.
-        target = aim if np.ptp(aim.probs) else None
-        self._shift = posthoc.adjustment(prior, tau=tau, target_prior=target)
-        self.adjustment_ = offset + self._shift
-        for name in ("n_features_in_", "feature_names_in_"):
-            if hasattr(estimator, name):
-                setattr(self, name, getattr(estimator, name))
-            elif hasattr(self, name):
-                delattr(self, name)  # left by an earlier fit
-
     # -------------------------------------------------------------- fitting
 
-    def _rows(
+    def _checked(
         self, X: Any, y: Any, sample_weight: Any, params: dict[str, Any]
-    ) -> tuple[Rows, NDArray[np.intp]]:
-        """Return the rows, with metadata sent where it was asked for, and those with weight."""
-        estimator = self.estimator
+    ) -> tuple[Rows, NDArray[Any], ClassPrior | None]:
+        """Return rows, classes and prior (None: the mean prediction), all settings checked."""
+        prefit = self._is_prefit()
         _checks.choice(self.response_method, ("auto", *METHODS), name="response_method")
         _checks.tau(self.reweight, name="reweight")
-        if isinstance(self.prior, str):
-            _checks.choice(self.prior, ("train", "effective"), name="prior")
-        if y is None:
-            raise InputError("the estimator requires y to be passed, but the target y is None.")
         check_classification_targets(y)
         X, y = indexable(X, _check_y(y))
-        weight = None
-        if sample_weight is not None:
-            weight = _checks.sample_weight(sample_weight, len(y))
+        weight = None if sample_weight is None else _checks.sample_weight(sample_weight, len(y))
         if get_config()["enable_metadata_routing"]:
             routed = process_routing(self, "fit", sample_weight=weight, **params)
             fit_params = dict(routed.estimator.fit)
             score_params = dict(routed.get("scorer", {}).get("score", {}))
             split_params = dict(routed.get("splitter", {}).get("split", {}))
-            name = "sample_weight"
-            request = get_routing_for_object(final_estimator(estimator))
-            if isinstance(estimator, Pipeline | BaseSearchCV) and hasattr(request, "fit"):
-                asked = request.fit.requests.get("sample_weight")  # perhaps under another name
-                name = asked if isinstance(asked, str) else name if asked else ""
         else:
             fit_params, split_params = {k: v for k, v in params.items() if v is not None}, {}
             score_params = {} if weight is None else {"sample_weight": weight}
-            if weight is not None and not self._is_prefit():
-                if not has_fit_parameter(estimator, "sample_weight"):
-                    raise InputError(
-                        f"`sample_weight` was given, but {type(estimator).__name__}.fit takes "
-                        f"none, so it would learn another prior than the weights say; for a "
-                        f"pipeline make {type(self).__name__} its last step, or turn metadata "
-                        f"routing on: sklearn.set_config(enable_metadata_routing=True)."
-                    )
-                fit_params["sample_weight"] = weight
-            name = weight_name(estimator)
-        fit_weight = None if self._is_prefit() else fit_params.get(name)
+            if weight is not None and not prefit:
+                fit_params[weight_name(self.estimator)] = weight
+        fit_weight = weight if prefit else fit_params.get(weight_name(self.estimator))
         if fit_weight is not None:
             fit_weight = _checks.sample_weight(fit_weight, len(y))
         rows = Rows(X, y, weight, fit_weight, fit_params, score_params, split_params)
-        every = rows.with_weight()
-        if len(np.unique(y[every])) < 2:
+        every = rows.with_weight(np.arange(len(y)))
+        found = np.unique(y[every])
+        if len(found) < 2:
             raise InputError(
                 f"`y` must hold at least two classes, but only one class has examples with "
-                f"positive weight: {y[every].tolist()[:1]} (n_samples = {len(every)})."
+                f"positive weight: {found.tolist()} (n_samples = {len(every)})."
             )
-        return rows, every
-
-    def _classes(self, rows: Rows, every: NDArray[np.intp]) -> NDArray[Any]:
-        if not self._is_prefit():
-            return np.unique(rows.y[every])
-        response_of(self.estimator, self.response_method)
-        return np.asarray(self.estimator.classes_)
-
-    def _settings(
-        self, rows: Rows, every: NDArray[np.intp], classes: NDArray[Any]
-    ) -> tuple[ClassPrior | None, ClassPrior, FloatArray | None]:
-        """Return the prior (None: the mean prediction, still to be found), target and costs."""
-        prior, prefit = None, self._is_prefit()
-        if not (isinstance(self.prior, str) and self.prior == "effective"):
-            weight = rows.weight if prefit else rows.fit_weight
-            weight = None if weight is None else weight[every]
-            prior = learnt_prior(self.prior, rows.y[every], weight, classes)
+        if prefit:
+            response_of(self.estimator, self.response_method)
+        classes = np.asarray(self.estimator.classes_) if prefit else found
+        prior = None
+        if not isinstance(self.prior, str):
+            prior = given_prior(self.prior, classes, name="prior")
+        elif _checks.choice(self.prior, ("train", "effective"), name="prior") == "train":
+            prior = counted_prior(rows.totals(classes, every), classes)
         aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
         acts = self.costs is not None or np.ptp(aim.probs) > 0 or getattr(self, "tau", 1.0) == 0
         if prefit and self._counts_labels() and prior and not np.ptp(prior.probs) and not acts:
@@ -506,22 +451,37 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
                 "`fit` were balanced and the estimator's training data were not, pass "
                 "prior=ClassPrior.from_counts(...) of the latter."
             )
-        return prior, aim, check_costs(self.costs, classes)
+        check_costs(self.costs, classes)
+        return rows, classes, prior
 
-    def _fit_on(self, rows: Rows, every: NDArray[np.intp]) -> Any:
-        """Return the estimator, fitted on these rows, unless it is frozen."""
-        if len(every) < len(rows.y):
-            rows = rows.take(every, kernel_of=None if self._is_prefit() else self.estimator)
-        if not self._is_prefit():
-            rows = rows.reweighted(self.estimator, self.reweight)
-        return fit_classifier(clone(self.estimator), rows.X, rows.y, rows.fit_params), rows
+    def _learn(
+        self, rows: Rows, index: NDArray[np.intp], classes: NDArray[Any], prior: ClassPrior | None
+    ) -> Rows:
+        """Fit the estimator on some rows, which are returned, unless it is fitted already."""
+        prefit = self._is_prefit()
+        if len(index) < len(rows.y):
+            rows = rows.take(index, None if prefit else self.estimator)
+        self.estimator_, self.classes_ = self.estimator, classes
+        if not prefit:
+            params = rows.reweighted(self.estimator, self.reweight).fit_params
+            self.estimator_ = fit_classifier(clone(self.estimator), rows.X, rows.y, params)
+        self._method = response_of(self.estimator_, self.response_method)
+        # A class that can't be predicted takes any number: it shifts the others alike.
+        totals = rows.totals(classes)
+        counted = ClassPrior.from_weights(np.maximum(totals, totals[totals > 0].min()))
+        self._labels_prior = prior if prefit and prior is not None else counted
+        self._offset = self.reweight * self._labels_prior.log_probs
+        return rows
 
-    def _offset_of(self, totals: NDArray[Any], prior: ClassPrior | None) -> FloatArray:
-        """Return what takes the logits of a reweighted estimator back to the labels' prior."""
-        share = totals / totals.sum()
-        if prior is not None and self._is_prefit():
-            share = prior.probs
-        return np.asarray(self.reweight * np.log(share)) if self.reweight else 0.0 * share
+    def _set_rule(self, prior: ClassPrior, tau: float) -> None:
+        """Set how the logits of a fitted estimator are adjusted."""
+        self.prior_, self._tau = prior, tau
+        self._costs = check_costs(self.costs, self.classes_)
+        aim = target_prior(self.target, prior, self.classes_)
+        # A uniform target would shift all classes alike; `adjust_logits` leaves it out, too.
+        target = aim if np.ptp(aim.probs) else None
+        self._shift = posthoc.adjustment(prior, tau=tau, target_prior=target)
+        self.adjustment_ = self._offset + self._shift
 
     def _counts_labels(self) -> bool:
         return isinstance(self.prior, str) and self.prior == "train"
@@ -541,9 +501,18 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             text = f"{text.removesuffix('.')} (prior='effective')."
             warnings.warn(text, AdjustedTwiceWarning, stacklevel=3)
 
+    @property
+    def n_features_in_(self) -> int:
+        """Number of features, if the estimator has it."""
+        return int(self.estimator_.n_features_in_)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        """Names of the features, if the estimator has them."""
+        return np.asarray(self.estimator_.feature_names_in_)
+
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        inner = get_tags(self.estimator)
+        tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
         tags.input_tags = inner.input_tags
         tags.no_validation = inner.no_validation
         tags.non_deterministic = inner.non_deterministic

@@ -17,6 +17,8 @@ from longtail._checks import FloatArray, InputError
 from longtail.posthoc import log_probs
 
 METHODS = ("predict_proba", "decision_function")
+# The logit of a class that a classifier never saw: finite, as the exact curve asks.
+NEVER = -1e30
 
 
 def final_estimator(estimator: Any) -> Any:
@@ -37,8 +39,8 @@ def response_of(estimator: Any, response_method: str) -> str:
     final = final_estimator(estimator)
     name = type(final).__name__
     wanted = METHODS if response_method == "auto" else (response_method,)
-    found = [method for method in wanted if hasattr(estimator, method)]
-    if not found:
+    found = next((method for method in wanted if hasattr(estimator, method)), None)
+    if found is None:
         raise InputError(f"`estimator` must have {' or '.join(wanted)}; {name} does not.")
     classes = np.asarray(estimator.classes_)
     if not np.all(classes[:-1] < classes[1:]):
@@ -47,37 +49,44 @@ def response_of(estimator: Any, response_method: str) -> str:
             f"costs go by their order; {name} has {_checks.listing(map(repr, classes.tolist()))}."
         )
     pairs = getattr(final, "decision_function_shape", "ovr") == "ovo" and len(classes) > 2
-    if pairs and found[0] == "decision_function":
+    if pairs and found == "decision_function":
         raise InputError(
             f"{name} compares pairs of classes (decision_function_shape='ovo'); use 'ovr', which "
             f"scores classes."
         )
-    return found[0]
+    return found
 
 
-def read_logits(estimator: Any, X: Any, method: str) -> FloatArray:
+def read_logits(estimator: Any, X: Any, method: str, classes: NDArray[Any]) -> FloatArray:
     """Return a fitted classifier's logits, finite, shape (examples, classes).
 
     Margins are taken as they are; the one margin d of a binary classifier becomes (−d/2, d/2).
-    Probabilities become their logarithms, with 0 read as `posthoc.SMALLEST_PROB`.
+    Probabilities become their logarithms, with 0 read as `posthoc.SMALLEST_PROB`. Classes that
+    the classifier never saw get NEVER.
     """
     scores = _checks.as_numpy(getattr(estimator, method)(X))
     if method == "predict_proba":
         # In their own dtype, which says how far rounding may take their sums from 1.
         _checks.probability_rows(scores, name="estimator.predict_proba(X)")
-        return log_probs(scores)
-    _checks.all_finite(scores, name="estimator.decision_function(X)")
-    scores = scores.astype(np.float64)
-    return np.stack([-scores / 2, scores / 2], axis=1) if scores.ndim == 1 else scores
+        logits = log_probs(scores)
+    else:
+        _checks.all_finite(scores, name="estimator.decision_function(X)")
+        logits = scores.astype(np.float64)
+        if logits.ndim == 1:
+            logits = np.stack([-logits / 2, logits / 2], axis=1)
+    if len(estimator.classes_) == len(classes):
+        return logits
+    padded = np.full((len(logits), len(classes)), NEVER)
+    padded[:, np.searchsorted(classes, estimator.classes_)] = logits
+    return padded
 
 
 def fit_classifier(estimator: Any, X: Any, y: NDArray[Any], params: Mapping[str, Any]) -> Any:
     """Fit a classifier; one of XGBoost, which takes labels 0 .. K − 1 alone, on codes if needed."""
-    if not isinstance(estimator, FrozenEstimator):
-        homes = {cls.__module__.split(".")[0] for cls in type(final_estimator(estimator)).__mro__}
-        present = np.unique(y)
-        if "xgboost" in homes and not np.array_equal(present, np.arange(len(present))):
-            estimator = Encoded(estimator)
+    homes = {cls.__module__.split(".")[0] for cls in type(final_estimator(estimator)).__mro__}
+    present = np.unique(y)
+    if "xgboost" in homes and not np.array_equal(present, np.arange(len(present))):
+        estimator = Encoded(estimator)
     return estimator.fit(X, y, **params)
 
 
