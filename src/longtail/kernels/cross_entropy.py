@@ -96,7 +96,7 @@ def cross_entropy(
 def counted_rows(target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Return labels with 0 for rows that don't count, and w_y of each row, 0 for those."""
     kept = target != ignore_index
-    index = target.masked_fill(~kept, 0)
+    index = target * kept
     return index, kept.float() if weight is None else weight[index] * kept
 
 
@@ -116,7 +116,8 @@ class _CrossEntropy(torch.autograd.Function):
         later = learns and (reduction == "none" or logits.dtype == torch.float16)
         ctx.later, coefficient, grad = None, share, None
         if divisor is not None:  # where nothing counts the mean is NaN, its gradient 0
-            coefficient = (share / divisor).nan_to_num(0.0)
+            share = share / divisor
+            coefficient = share.nan_to_num(0.0)
         if later:
             ctx.later = index, coefficient, options
             ctx.save_for_backward(logits)
@@ -124,9 +125,7 @@ class _CrossEntropy(torch.autograd.Function):
             grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
             ctx.save_for_backward(grad)
         losses = loss_of_rows(logits, index, coefficient, *options, grad=grad) * share
-        if reduction == "none":
-            return losses
-        return losses.sum() if divisor is None else losses.sum() / divisor
+        return losses if reduction == "none" else losses.sum()
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
