@@ -1,8 +1,8 @@
 """Ensembles: the mean logits of several runs, as a run folder that everything else reads.
 
 It has no weights: its spec names the members, and its splits are those that were averaged. Where
-the logits of several runs meet, here or as teachers and students, each run counts as the
-classifier that its loss trained: `logit_scale` says what its logits are multiplied by first.
+the logits of several runs meet, here or in distillation, each run counts as the classifier that
+its loss trained: `logit_scale` says what its logits are multiplied by first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
 def trained_seeds(spec: RunSpec) -> set[int | None]:
     """Return the seeds of the trainings behind a run: its own, or those of an ensemble's members.
 
-    Among them is None where a member's name does not tell, as that of an ensemble.
+    None stands for a member whose name does not tell, such as another ensemble.
 
     Examples:
         >>> members = ["digits-lt/softmax-s1-10db5896", "digits-lt/balanced-s2-0a1b2c3d"]
@@ -60,12 +60,8 @@ def trained_seeds(spec: RunSpec) -> set[int | None]:
 def logit_scale(method: Part) -> float:
     """Return s, by which a method's loss multiplies logits: it trains the classifier softmax(s·f).
 
-    1 for almost all. Of LDAM the logits are cosines, and s is its setting `scale`: without it they
-    would hardly count beside those of other methods. The scale of a cosine head (`head_scale`) is
-    part of the network, and so in f already.
-
-    Args:
-        method: of a run's spec; one that no loss here has the name of, as of an ensemble, has 1.
+    It is 1 except for LDAM, whose logits are cosines. The scale of a cosine head (`head_scale`)
+    is part of the network, and so in f already.
 
     Examples:
         >>> logit_scale(Part("softmax+drw")), logit_scale(Part("ldam", {"scale": 20.0}))
@@ -77,7 +73,7 @@ def logit_scale(method: Part) -> float:
 
 
 def scaled_logits(run: Run, *, split: str) -> SplitLogits:
-    """Return a run's logits of a split as they count beside others'; see `logit_scale`."""
+    """Return a run's logits of a split, multiplied by the scale of its loss."""
     part, scale = run.logits(split), logit_scale(run.spec.method)
     return part if scale == 1 else part._replace(logits=scale * part.logits)
 
@@ -102,7 +98,7 @@ def mean_logits(runs: Sequence[Run], *, split: str) -> SplitLogits:
     for run in runs:
         part, how = scaled_logits(run, split=split), None
         if run.class_names != first.class_names:
-            how = "have other classes, or the same in another order"
+            how = "have other classes"
         elif run.spec.dataset != first.spec.dataset:
             how = "were trained on different parts of their data"
         elif not np.array_equal(part.indices, mean.indices):  # type: ignore[arg-type]
@@ -127,8 +123,7 @@ def ensemble(
     Returns:
         The ensemble, a finished run without weights; its time is that of all members.
     """
-    names = [run.name for run in runs]
-    spec = ensemble_spec(runs[0].spec.dataset if runs else DataSpec("none"), names)
+    spec = ensemble_spec(runs[0].spec.dataset, [run.name for run in runs])
     folder, first = Path(root) / spec.folder, runs[0]
     logits, target, indices = mean_logits(runs, split=split)
     there = None
@@ -149,8 +144,7 @@ def ensemble(
             return there
         raise RunError(
             f"{folder} holds other mean logits of the split {split!r}: a member was trained or "
-            f"evaluated again since, or an older longtail averaged them; pass --force "
-            f"(replace=True) to write them again."
+            f"evaluated again since; pass --force (replace=True) to write them again."
         )
     else:
         writer = RunWriter.reopen(folder)

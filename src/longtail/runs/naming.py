@@ -11,15 +11,10 @@ from longtail.runs.spec import Part, RunSpec
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group runs that differ in nothing but the seed, under the name of their method.
+    """Group runs that differ only in the seed, in its order, under the name of their method.
 
-    Where a method was trained in several ways, what tells them apart is in the name.
-
-    Args:
-        runs: of any methods and seeds.
-
-    Returns:
-        Runs in order of seed, by a name such as ``logit-adjusted (tau=2) (20% held out)``.
+    Where a method was trained in several ways, what tells them apart is in the name, such as
+    ``logit-adjusted (tau=2) (20% held out)``.
     """
     methods: dict[str, list[Run]] = {}
     for run in runs:
@@ -32,10 +27,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def told_apart(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group runs of one method by what else tells them apart but for the seed.
-
-    Args:
-        runs: of one method.
+    """Group runs of one method by what tells them apart besides the seed.
 
     Returns:
         Runs in order of seed, by words such as ``epochs=50, bfloat16`` or ``3 runs`` of an
@@ -76,14 +68,9 @@ def _details(spec: RunSpec) -> list[str]:
 def trained_unlike(runs: Sequence[Run]) -> list[str]:
     """Return what differs in how methods were trained, so that errors compare more than methods.
 
-    Where there are runs of all methods that were trained alike, what tells the others apart is in
-    the names of `by_method`.
-
-    Args:
-        runs: of one training set; ensembles among them, which are not trained, don't count.
-
     Returns:
-        Words such as ``epochs 2 and 6``, for everything of which all methods share no value.
+        Words such as ``epochs 2 and 6``, for everything of which the methods share no value.
+        Ensembles, which are not trained, don't count.
     """
     facts = [(run.spec.method, _training(run.spec)) for run in runs if not run.members]
     found = []

@@ -10,8 +10,8 @@ import io
 import shutil
 import tarfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,9 +32,8 @@ def half_logits(logits: NDArray[Any]) -> tuple[NDArray[np.float16], NDArray[Any]
     """Return logits as each row's maximum, exact, and float16 distances from it.
 
     A distance is off by at most 2⁻¹¹ of itself (3·10⁻⁸ near zero), so the error is smallest
-    where a decision is closest. The maximum, its ties and so the argmax stay exactly what they
-    were: a distance too small for float16 becomes the smallest one there is, not zero. Under
-    an adjustment only those decisions can change whose two scores lie within that error.
+    where a decision is closest. The maximum, its ties and the argmax stay exactly as they were:
+    a distance too small for float16 becomes the smallest one there is, not zero.
 
     Args:
         logits: shape (examples, num_classes), finite.
@@ -101,16 +100,13 @@ def pack(
         raise InputError(f"`archive` must end in .tar.gz or .tgz; got {archive.name!r}.")
     if archive.exists() and not force:
         raise InputError(f"{archive} exists; pass --force (force=True) to replace it.")
-    if not archive.parent.is_dir():
-        raise InputError(f"there is no folder {archive.parent} to put the archive in.")
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     opened = sorted((Run.open(folder) for folder in folders), key=lambda run: run.name)
     if not opened:
         raise InputError("`runs` is empty; at least one finished run is needed.")
-    for name, times in Counter(run.name for run in opened).items():
-        if times > 1:
-            same = " and ".join(str(run.folder) for run in opened if run.name == name)
-            raise InputError(f"{same} are both the run {name}; name only one of them.")
+    for one, two in pairwise(opened):
+        if one.name == two.name:
+            raise InputError(f"{one.folder} and {two.folder} are the same run; name one of them.")
     with files.atomic_path(archive) as temporary, open(temporary, "wb") as file:
         # No name and no time in the header: the same runs give the same bytes.
         with (
@@ -187,18 +183,16 @@ def unpack(
     if not archive.is_file():
         raise InputError(f"there is no archive {archive}.")
     root.mkdir(parents=True, exist_ok=True)
+    staging = root / ".unpack.tmp"
     with files.exclusive(root / ".unpack"):
-        staging = root / ".unpack.tmp"
         shutil.rmtree(staging, ignore_errors=True)  # of a call that was killed
         _put_back(root)
         try:
             _extract(archive, staging)
             staged = [Run.open(path.parent) for path in sorted(staging.glob(f"*/*/{RECORD}"))]
-            if not staged:
-                raise InputError(f"{archive} holds no runs.")
             names = [run.name for run in staged]
-            if len(set(names)) < len(names):
-                raise InputError(f"{archive} holds one run twice.")
+            if not staged or len(set(names)) < len(names):
+                raise InputError(f"{archive} holds {'one run twice' if staged else 'no runs'}.")
             taken = [name for name in names if (root / name).exists()]
             if taken and not force:
                 raise InputError(
