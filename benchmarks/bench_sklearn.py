@@ -143,6 +143,7 @@ def contenders(name, base, seed):
         "ours": LogitAdjustedClassifierCV(base),
         "ours, f1_macro": LogitAdjustedClassifierCV(base, scoring="f1_macro"),
         "ours, reweight=0.5": LogitAdjustedClassifierCV(base, reweight=0.5),
+        "ours, reweight=1": LogitAdjustedClassifierCV(base, reweight=1.0),
     }
     if name == "RandomForest":
         methods["balanced forest"] = BalancedRandomForestClassifier(
