@@ -61,7 +61,7 @@ SHORT = {"epochs": 8, "warmup_epochs": 1, "milestones": ((5, 0.1), (7, 0.01))}
 
 
 def torch_norm_act(x, weight, bias, mean, var, **how):
-    """What a network does with torch's own batch norm."""
+    """The same network with torch's own batch norm."""
     y = F.batch_norm(x, mean, var, weight, bias, how["training"], how["momentum"], how["eps"])
     y = y if how["residual"] is None else y + how["residual"]
     return F.relu(y) if how.get("relu", True) else y

@@ -1,4 +1,4 @@
-"""How often the intervals hold the truth, and the tests of a shift cry wolf: simulated.
+"""Coverage of the intervals, and false alarms of the tests of a shift, by simulation.
 
     python benchmarks/bench_coverage.py               # simulate, print, write the record
     python benchmarks/bench_coverage.py --show results/bench_coverage.json
@@ -79,7 +79,7 @@ def change_cells(rng):
 
 
 def covered(events, counts, share, truth):
-    """Whether each sample's interval holds the truth; rounding is none of its faults."""
+    """Return whether each sample's interval holds the truth, up to rounding."""
     found = (estimate(plus, minus, counts, share, level=LEVEL) for plus, minus in events)
     return [one.low - 1e-12 <= truth <= one.high + 1e-12 for one in found]
 

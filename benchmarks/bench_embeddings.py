@@ -63,7 +63,7 @@ def clocks():
 
 
 def own_bytes():
-    """What the process has in memory beside mapped files."""
+    """Return the memory of the process beside mapped files."""
     status = Path("/proc/self/status").read_text().splitlines()
     (anonymous,) = (line.split()[1] for line in status if line.startswith("RssAnon"))
     return 1024 * int(anonymous)

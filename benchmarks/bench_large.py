@@ -98,7 +98,7 @@ class Plain(nn.Module):
 
 
 class Setting:
-    """What is measured on: a device, a batch of bytes, and how many steps at a time."""
+    """Device, batch of bytes, and number of steps of one measurement."""
 
     def __init__(self, device, *, batch, size, steps, rounds):
         self.device, self.batch, self.size = device, batch, size
@@ -356,7 +356,7 @@ def measure(given, save):
 
 
 def conclude(record):
-    """What follows from the parts that are there: it must not wait for the last of them."""
+    """Summary of the parts that are there, written after each of them."""
     known = {key.split(",")[0] for key in record["rates"]}
     if known >= set(DEPTHS):
         record["hours"] = hours(record)

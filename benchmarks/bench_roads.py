@@ -1,4 +1,4 @@
-"""How many functions of ours a user's call enters: the shorter the road, the easier to read.
+"""Count the functions of ours that a user's call enters: the fewer, the easier to read.
 
     python benchmarks/bench_roads.py                  # every road, as a table
     python benchmarks/bench_roads.py adjust --names   # one road, with its functions by file

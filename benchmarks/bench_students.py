@@ -1,4 +1,4 @@
-"""What teachers cost their students on one GPU: an epoch with and without their answers.
+"""Cost of teachers on one GPU: an epoch of students with and without their answers.
 
     python benchmarks/bench_students.py --data cifar100-lt.parquet --teachers runs/cifar100-lt \\
         --record results/bench_students.json

@@ -1,4 +1,4 @@
-"""Which loss for how long a training: balanced errors of small networks on digits and made texts.
+"""Balanced errors by loss and length of training, of small networks on digits and made texts.
 
     python benchmarks/bench_which_loss.py --record results/bench_which_loss.json   # ~2 min
     python benchmarks/bench_which_loss.py --page results/bench_which_loss.json     # write the page

@@ -1,4 +1,4 @@
-"""What a benchmark's record says about where it ran."""
+"""Description of the machine for a benchmark's record."""
 
 import os
 import platform

@@ -70,7 +70,7 @@ def estimators():
 
 
 def aims():
-    """What balanced accuracy costs, of the forest: the table at the top of docs/sklearn.md."""
+    """Cost of balanced accuracy, of the forest: the table at the top of docs/sklearn.md."""
     cells = record("bench_sklearn")["methods"]["RandomForest"].values()
     rows = []
     for method, text in {
@@ -99,7 +99,7 @@ def leads():
 
 
 def worst(methods):
-    """Where ours does worse than plain."""
+    """Sets on which ours does worse than plain."""
     said = []
     for base, cells in methods.items():
         for name, cell in cells.items():
@@ -328,7 +328,7 @@ def sets():
 
 
 def spans(shares):
-    """How many there are; their mean, the least and the most in percent."""
+    """Count, mean, least and most in percent."""
     percent = 100 * np.array(shares)
     return [
         str(len(percent)),

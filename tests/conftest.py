@@ -1,4 +1,4 @@
-"""What tests in several folders share: a finished run, and the command line.
+"""Fixtures of several folders: a finished run, and the command line.
 
 The one conftest there is: two files of one name would be one module to pytest's doctests.
 """

@@ -187,7 +187,7 @@ def write_folder(root, counts, *, shape=(3, 6, 5), seed=0):
 
 
 def write_clutter(folder):
-    """What macOS, Windows, archives and network drives leave behind."""
+    """Files that macOS, Windows, archives and network drives leave behind."""
     for name in (".DS_Store", "._1.jpg", "Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"):
         (folder / name).write_text("x")
     for name in (".cache", "__MACOSX", "@eaDir"):

@@ -25,14 +25,14 @@ ROUGH = {"loss": 0.03, "moved": 0.6, "statistics": 0.03}
 
 
 def state(stepper):
-    """What training changes, whole and on the CPU."""
+    """Copy of all that training changes, on the CPU."""
     with stepper.active():
         tensors = stepper.training.saved_state(0)
         return {name: value.cpu().clone() for name, value in tensors.items()}
 
 
 def after(stepper, number, start):
-    """What a step makes of a state."""
+    """Return the state after a step."""
     with stepper.active():
         stepper.training.load_state(0, start)
     stepper.step(number)

@@ -235,7 +235,7 @@ def test_a_deviation_below_double_precision_is_undecided():
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("rare", [1e-12, 1e-10, 1e-9])
 def test_two_classes_that_are_next_to_never_there_count_as_well(rare, dense):
-    """Where both lead and the third is far below, class 1 or 2 wins wrongly by a clear margin."""
+    """Class 1 or 2 wins wrongly by a clear margin where both lead and the third is far below."""
     prior = ClassPrior.from_probs([1 - 2.5 * rare, rare, 1.5 * rare])
     # Theorem 1's margins, but for 0.3 on the last class.
     margin = Margin(np.ones(3), [0, 0, 0.3] - prior.log_probs, prior.log_probs)

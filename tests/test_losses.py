@@ -1,4 +1,4 @@
-"""What the losses compute: against oracles, against torch, their special cases, bad input.
+"""Values of the losses: against oracles, against torch, their special cases, bad input.
 
 How they live in torch (modules, compile, transforms, devices) is in `test_losses_torch`.
 """

@@ -123,7 +123,7 @@ def slow_kernel(
     logits, target, *, bias, lower, scale, weight, ignore_index, label_smoothing, reduction,
     mean_weight=None,
 ):  # fmt: skip
-    """What `kernels.cross_entropy.cross_entropy` promises, in torch operations."""
+    """Compute what `kernels.cross_entropy.cross_entropy` promises, in torch operations."""
     z = scale * (logits + (0.0 if bias is None else bias))
     if lower is not None:
         assert label_smoothing == 0

@@ -115,7 +115,7 @@ def test_class_weights_are_changed_in_place():
 
 
 class Counted(TorchDispatchMode):
-    """How many operations of torch ran."""
+    """Count the torch operations that run."""
 
     count = 0
 

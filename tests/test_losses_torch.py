@@ -1,4 +1,4 @@
-"""How the losses live in torch: derivatives, transforms, the compiler, modules, devices."""
+"""The losses inside torch: derivatives, transforms, the compiler, modules, devices."""
 
 import numpy as np
 import pytest

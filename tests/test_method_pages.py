@@ -46,7 +46,7 @@ COUNTS = [900, 90, 10]
 
 
 def judged(name, prior):
-    """What `check_consistency` can judge: a margin or rule, the latter for resampled data too."""
+    """Return a margin or rule that `check_consistency` can judge, for resampled data too."""
     from longtail import consistency, margins
     from longtail.data import ClassSampler
     from longtail.train.methods import EXTRAS, SAMPLINGS, Method

@@ -1,4 +1,4 @@
-"""What holds for the package as a whole: import order, lazy names, light start."""
+"""The package as a whole: import order, lazy names, light start."""
 
 import ast
 import json

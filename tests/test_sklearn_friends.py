@@ -1,4 +1,4 @@
-"""What boosting libraries, imbalanced-learn and pandas ask of the estimators."""
+"""The estimators with boosting libraries, imbalanced-learn and pandas."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""What the estimators say, or refuse, where they would do harm or nothing in silence."""
+"""Warnings and refusals of the estimators where they would silently do harm or nothing."""
 
 import warnings
 

@@ -76,7 +76,7 @@ def listed_spec(data, method="softmax", *, held_out=0.0, **overrides):
 
 
 class Stop(Exception):
-    """What interrupts a training."""
+    """Exception that interrupts a training."""
 
 
 def interrupt(spec, images, *, epoch, **options):
@@ -91,6 +91,6 @@ def interrupt(spec, images, *, epoch, **options):
 
 
 def same_files(run, other, *, held_out=True):
-    """Whether two runs have the same bits, however often they were interrupted."""
+    """Return whether two runs have the same bits, however often they were interrupted."""
     names = ["model.safetensors", "log.jsonl"] + ["logits-held-out.safetensors"] * held_out
     return all((run.folder / n).read_bytes() == (other.folder / n).read_bytes() for n in names)

@@ -1,4 +1,4 @@
-"""What holds for every command: help, errors, exit codes, a light start."""
+"""Every command: help, errors, exit codes, a light start."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What each rule promises of an epoch, and that processes share it without overlap or drift."""
+"""Each rule's promise for an epoch, and processes that share it without overlap or drift."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What `grouped_conv`'s kernels must do, on the GPU or in Triton's interpreter.
+"""Tests of `grouped_conv`'s kernels, on the GPU or in Triton's interpreter.
 
 Not collected by its name: `test_kernels` runs it in a process of its own. The oracle is float64, a
 sum over the window's nine places, gradients too.

@@ -1,4 +1,4 @@
-"""What `norm_act`'s kernels must do, on whatever device they run: the GPU, or Triton's interpreter.
+"""Tests of `norm_act`'s kernels, on the GPU or in Triton's interpreter.
 
 Not collected by its name: `test_kernels` runs it in a process of its own. The oracle is float64,
 written from the equations, gradients too.

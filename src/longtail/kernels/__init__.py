@@ -23,12 +23,12 @@ _INSTALLED = torch.__version__ >= (2, 11) and importlib.util.find_spec("triton")
 
 
 def interpreted() -> bool:
-    """Whether Triton runs in its interpreter, on the CPU, as the tests have it."""
+    """Return whether Triton runs in its interpreter, on the CPU, as in the tests."""
     return os.environ.get("TRITON_INTERPRET", "0") not in ("0", "")
 
 
 def available(device: torch.device | str = "cuda") -> bool:
-    """Whether the kernels can run on `device`: a CUDA GPU with Triton installed.
+    """Return whether the kernels can run on `device`: a CUDA GPU with Triton installed.
 
     Examples:
         >>> available("meta")

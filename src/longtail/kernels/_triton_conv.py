@@ -20,7 +20,7 @@ def _gather(
     x, pixel, end, dh, dw, real, channel, group, n_groups, height, width, x_height, x_width,
     BACK: tl.constexpr, STRIDE: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """What each pixel sees through a window of 3 × 3: shape (pixels, taps · C), zero outside.
+    """Values in each pixel's window of 3 × 3, shape (pixels, taps · C), zero outside.
 
     Pixel (h, w) sees (s·h + dh − 1, s·w + dw − 1); BACK, it sees the pixels that see it.
     """

@@ -22,7 +22,7 @@ import triton.language as tl
 
 @triton.jit
 def _tile(start, end, C: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where a tile begins, its places from there, and which of them exist."""
+    """Start of a tile, its positions from there, and the mask of those that exist."""
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.arange(0, ROWS)
     inside = (start + row < end)[:, None] & (col < C)[None, :]

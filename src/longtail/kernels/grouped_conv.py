@@ -25,7 +25,7 @@ FEWEST = CHANNELS[0]  # fewer that come in are filled up with zeros
 
 
 class How(NamedTuple):
-    """How a product is cut: taps at a time, these filled up, pixels, warps, stages of loading."""
+    """Tile of a product: taps at a time, these padded, pixels, warps, stages of loading."""
 
     taps: int
     pad: int
@@ -121,7 +121,7 @@ def pad_shortcut(x: Tensor, *, groups: int = 1) -> Tensor:
 
 
 def serves(x: Tensor, weight: Tensor, *, groups: int) -> bool:
-    """Whether the kernels can take these tensors."""
+    """Return whether the kernels support these tensors."""
     inner, outer = weight.shape[1], weight.shape[0] // groups
     return (
         not torch.compiler.is_compiling()
@@ -147,7 +147,7 @@ def _check(x: Tensor, weight: Tensor, *, stride: int, groups: int) -> None:
 
 
 def _left_to_torch(inner: int, outer: int, stride: int) -> bool:
-    """Whether cuDNN's own grouped convolution is faster, as it is with the fewest channels."""
+    """Return whether cuDNN's own convolution is faster, as it is with the fewest channels."""
     return inner == outer == 16 and stride == 1
 
 

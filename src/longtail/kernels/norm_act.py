@@ -133,7 +133,7 @@ class Moments(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What is the same for every channel."""
+    """Settings that are the same for every channel."""
 
     relu: bool = True
     momentum: float = 0.1
@@ -162,7 +162,7 @@ def norm_act_torch(
 
 
 def serves(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None) -> bool:
-    """Whether the kernels can take these tensors."""
+    """Return whether the kernels support these tensors."""
     return (
         not torch.compiler.is_compiling()  # which fuses by itself
         and available(x.device)
@@ -177,14 +177,14 @@ def serves(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tens
 
 
 def _rows_are_channels(x: Tensor) -> bool:
-    """Whether memory holds rows of C channels, one after the other."""
+    """Return whether memory holds rows of C channels, one after the other."""
     if x.ndim == 4:
         return x.is_contiguous(memory_format=torch.channels_last)
     return x.ndim == 2 and x.is_contiguous()
 
 
 class Cut(NamedTuple):
-    """How n rows of C channels are cut into tiles, and which rows one partial sum covers."""
+    """Return the tiles of n rows of C channels, and the rows that one partial sum covers."""
 
     rows: int
     block: int
@@ -227,7 +227,7 @@ def apply_statistics(
 
 
 def _gathering(partials: Tensor) -> dict[str, int]:
-    """How the kernels that combine partial sums are cut: few channels, all parts at once."""
+    """Return the tile of kernels that combine partial sums: few channels, all parts at once."""
     return {"C": partials.shape[2], "PARTS": 1 << (len(partials) - 1).bit_length(), "BLOCK": 8}
 
 

@@ -190,7 +190,7 @@ class PairwiseMarginLoss(MarginModule):
 
     @property
     def whole_rows(self) -> bool:
-        """Whether the loss needs all logits of a row for more than their sum of exponentials."""
+        """True if the loss needs a row's logits for more than their sum of exponentials."""
         return self.dense is not None or self.label_smoothing > 0
 
     def forward(
