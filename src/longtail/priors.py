@@ -155,7 +155,7 @@ class ClassPrior:
         if len(empty):
             raise InputError(
                 f"class(es) {_checks.listing(empty)} have no examples, so log π is infinite; pass "
-                f"smoothing=1.0 to count one more example of every class{otherwise}."
+                f"`smoothing=1.0` to count one more example of every class{otherwise}."
             )
         return cls.__new__(cls)._keep(probs, totals)
 

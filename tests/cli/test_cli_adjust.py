@@ -157,7 +157,7 @@ def test_classes_left_out_are_listed(cli, files):
 
 BAD = [
     (["p.csv", "--counts", "9,1"], "--counts has 2 numbers but there are 3 columns of scor"),
-    (["p.npz", "--counts", "900,90,0"], "class(es) 2 have no training examples, so log π is inf"),
+    (["p.npz", "--counts", "900,90,0"], "class(es) 2 have no examples, so log π is inf"),
     (["p.npz", "--counts", "9,9,9"], "the prior is uniform, or the very target prior, so no tau"),
     (["probs.npy", "--logits", "--labels", "y.npy", "--counts", COUNTS], "say so with --probs"),
     (["logits.npy", "--labels", "y.npy", "--counts", COUNTS], "what the scores are, with --logits"),

@@ -157,7 +157,7 @@ def as_options(text: str) -> str:
         name = f"--{_RENAMED.get(name, name)}"
         return name if value in (None, "True") else f"{name} {value}"
 
-    return re.sub(r"`(\w+)=(?:'?([\w-]+)'?)?`", option, text)
+    return re.sub(r"`(\w+)=(?:'?([\w.-]+)'?)?`", option, text)
 
 
 def is_usage(error: BaseException) -> bool:

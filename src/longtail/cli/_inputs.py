@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -25,13 +24,6 @@ class Method(StrEnum):
 
     logit_adjustment = "logit-adjustment"
     weight_normalization = "weight-normalization"
-
-
-def finite(value: float | None) -> float | None:
-    """Refuse NaN and infinity, which the parser takes for numbers."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"must be a finite number; got {value:g}")
-    return value
 
 
 FileArgument = Annotated[
@@ -84,42 +76,6 @@ def open_file(
     )
 
 
-def warn_of_run(
-    file: Path,
-    split: str | None,
-    prior: ClassPrior | None,
-    *,
-    tau: float | None,
-    elsewhere: str | None = None,
-) -> None:
-    """Warn where a run's logits are no honest ground for a choice, or are adjusted already.
-
-    Args:
-        file: the run folder; its files were verified when they were read.
-        split: of the logits.
-        prior: to adjust by; None if what the training left doesn't matter.
-        tau: that is asked for; None if it is chosen on the logits.
-        elsewhere: as in `warn_if_adjusted`.
-    """
-    from longtail.posthoc import LEAST_AGAIN
-    from longtail.runs import Run
-
-    if prior is not None and (tau is None or tau >= LEAST_AGAIN):
-        run = Run.open(file, verify=False)
-        warn_if_adjusted(run, prior, tau=tau, elsewhere=elsewhere)
-    if split == "train":
-        _console.warning_line(
-            "these logits are of the images that the run was trained on: neither a tau that is "
-            "chosen on them nor an error that is measured on them holds for others. Take the "
-            "held-out part of a run that was trained with --held-out 0.2, or --split dev."
-        )
-    if split == "test" and tau is None:
-        _console.warning_line(
-            "tau was chosen on the test set: it is an oracle's, and its errors there are no "
-            "estimate for new data; choose it on another split."
-        )
-
-
 def read_prior(
     found: Predictions,
     *,
@@ -137,85 +93,90 @@ def read_prior(
     if counts is not None and train_labels is not None:
         raise InputError("give either --counts or --train-labels, not both.")
     width, names = found.num_classes, found.class_names
-    numbers: Any
-    if train_labels is not None:
-        source = "--train-labels"
-        encode = LabelEncoder(width, names, name=f"{source} {train_labels}")
-        numbers = np.bincount(encode(read_labels(train_labels, names)), minlength=width)
-    elif counts is not None:
+    source, numbers = f"`counts` in {found.name}", found.counts
+    if counts is not None:
         source = "--counts"
         numbers = read_numbers(counts, option=source, num_classes=width, class_names=names)
-    elif found.counts is not None:
-        source, numbers = f"`counts` in {found.name}", found.counts
+    elif train_labels is not None:
+        source = f"--train-labels {train_labels}"
+        labels = LabelEncoder(width, names, name=source)(read_labels(train_labels, names))
+        numbers = np.bincount(labels, minlength=width)
     elif found.prior is not None:
         if not smoothing or found.prior.counts is None:
             return found.prior
         source, numbers = found.name, found.prior.counts
-    elif optional:
-        return None
-    else:
+    elif numbers is None:
+        if optional:
+            return None
         raise InputError(
             "the numbers of training examples per class are needed: pass --counts 900,90,10, "
             "--counts FILE or --train-labels FILE."
         )
-    return prior_of_counts(numbers, source=source, smoothing=smoothing, class_names=names)
+    return prior_of_counts(numbers, source=source, smoothing=smoothing)
 
 
-def prior_of_counts(
-    counts: Any, *, source: str, smoothing: float, class_names: Sequence[str] | None
-) -> ClassPrior:
+def prior_of_counts(counts: Any, *, source: str, smoothing: float) -> ClassPrior:
     """Return the prior of counts, one per class; `source` is the option that they came from."""
-    import numpy as np
-
-    from longtail import _checks
     from longtail._checks import InputError
     from longtail.priors import ClassPrior
 
-    counts = np.asarray(counts)
-    if not smoothing and counts.ndim == 1 and counts.any() and np.any(counts == 0):
-        never = _checks.listing(_label(class_names, int(k)) for k in np.flatnonzero(counts == 0))
-        raise InputError(
-            f"{source}: class(es) {never} have no training examples, so log π is infinite; pass "
-            f"--smoothing 1 to count one more example of every class."
-        )
     try:
         return ClassPrior.from_counts(counts, smoothing=smoothing)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
 
 
-def _label(class_names: Sequence[str] | None, index: int) -> str:
-    """Return what a class is called in messages: its name, or without names its number."""
-    return str(index) if class_names is None else class_names[index]
-
-
-def above_zero(numbers: Any, source: str, class_names: Sequence[str] | None) -> Any:
-    """Return finite numbers above zero, or refuse the first class whose is not."""
-    import numpy as np
-
-    from longtail._checks import InputError
-
-    numbers = np.asarray(numbers)
-    bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0)))
-    if len(bad):
-        raise InputError(
-            f"{source} must be finite and above zero for every class, but class "
-            f"{_label(class_names, int(bad[0]))} has {numbers[bad[0]]:g}."
-        )
-    return numbers
-
-
 def read_target(text: str, width: int, class_names: Sequence[str] | None) -> ClassPrior:
     """Return the class frequencies that --target names."""
+    from longtail._checks import InputError
     from longtail.predictions.labels import read_numbers
     from longtail.priors import ClassPrior
 
     numbers = read_numbers(text, option="--target", num_classes=width, class_names=class_names)
-    return ClassPrior.from_weights(above_zero(numbers, "--target", class_names))
+    if not (numbers > 0).all():
+        raise InputError("--target must be above zero for every class.")
+    return ClassPrior.from_weights(numbers)
+
+
+# --- warnings about runs ----------------------------------------------------------------------
+
+
+def warn_of_run(
+    file: Path,
+    split: str | None,
+    prior: ClassPrior | None,
+    *,
+    tau: float | None,
+    elsewhere: str | None = None,
+) -> None:
+    """Warn where a run's logits are no honest ground for a choice, or are adjusted already.
+
+    Args:
+        file: the run folder; its files were verified when they were read.
+        split: of the logits.
+        prior: to adjust by; None if what the training left doesn't matter.
+        tau: that is asked for; None if it is chosen on the logits.
+        elsewhere: as in `warn_if_adjusted`.
+    """
+    from longtail.runs import Run
+
+    if prior is not None:
+        warn_if_adjusted(Run.open(file, verify=False), prior, tau=tau, elsewhere=elsewhere)
+    if split == "train":
+        _console.warning_line(
+            "these logits are of the images that the run was trained on: neither a tau that is "
+            "chosen on them nor an error that is measured on them holds for others. Take the "
+            "held-out part of a run that was trained with --held-out 0.2, or --split dev."
+        )
+    if split == "test" and tau is None:
+        _console.warning_line(
+            "tau was chosen on the test set: it is an oracle's, and its errors there are no "
+            "estimate for new data; choose it on another split."
+        )
 
 
 def warn_if_adjusted(
-    run: Run | None, prior: ClassPrior, *, tau: float | None, elsewhere: str | None = None
+    run: Run, prior: ClassPrior, *, tau: float | None, elsewhere: str | None = None
 ) -> bool:
     """Say so if a run's training leaves much less to correct than is asked for.
 
@@ -223,20 +184,20 @@ def warn_if_adjusted(
     held-out data may still help.
 
     Args:
-        run: what the logits or weights are of, if it is a run.
+        run: what the logits or weights are of.
         prior: that they are adjusted by; a uniform one takes nothing off.
         tau: that is asked for. None for one that held-out data choose, which may be as small as
             what is left: then it is said only where next to no tau is right.
         elsewhere: the options that name another target than the balanced error, if any do.
 
     Returns:
-        Whether it was said.
+        True if it was said.
     """
-    if run is None or 1 in (run.prior.imbalance_ratio, prior.imbalance_ratio):
-        return False
     from longtail.posthoc import LEAST_AGAIN, leaves_little, tau_left
 
     asked = LEAST_AGAIN if tau is None else tau
+    if asked < LEAST_AGAIN or 1 in (run.prior.imbalance_ratio, prior.imbalance_ratio):
+        return False
     for name, method in _trained_with(run):
         residual = method.residual_adjustment(run.prior)
         if not leaves_little(residual, run.prior, tau=asked):
@@ -248,10 +209,9 @@ def warn_if_adjusted(
             does = f"leaves about tau = {left:.1f} to correct: more than that"
             instead = f"take tau = {left:.1f}, or what held-out data ask for"
         if elsewhere is not None:
-            ones = ",".join(["1"] * min(prior.num_classes, 3)) + ",..." * (prior.num_classes > 3)
             instead = (
                 f"what training has balanced is adjusted to another target from equal counts: "
-                f"pass --counts {ones} with the same {elsewhere}"
+                f"pass --counts 1,1,... with the same {elsewhere}"
             )
         _console.warning_line(
             f"{run.folder} was trained with {name}, which {does} favours the rare classes twice; "
@@ -262,7 +222,7 @@ def warn_if_adjusted(
 
 
 def trained_plainly(run: Run) -> bool:
-    """Whether nothing in a run's training favoured rare classes, as far as its record tells."""
+    """Return whether nothing in a run's training favoured rare classes, as its record tells."""
     if run.teachers:  # whose answers may be balanced
         return False
     plain = [method.is_plain for _, method in _trained_with(run)]
@@ -270,7 +230,7 @@ def trained_plainly(run: Run) -> bool:
 
 
 def _trained_with(run: Run) -> Iterator[tuple[str, Any]]:
-    """The method of a run, or those of an ensemble's members, as far as they are known here."""
+    """Yield the method of a run, or those of an ensemble's members, as far as they are known."""
     from longtail._checks import InputError
     from longtail.runs import Run
     from longtail.train.methods import Method as Trained

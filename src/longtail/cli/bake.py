@@ -16,7 +16,6 @@ from longtail.cli._inputs import (
     Method,
     SmoothingOption,
     TrainLabelsOption,
-    above_zero,
     prior_of_counts,
     read_target,
     trained_plainly,
@@ -122,7 +121,7 @@ def bake(
 
     from longtail import bake as library
     from longtail.posthoc import LEAST_AGAIN
-    from longtail.predictions.labels import read_class_names
+    from longtail.predictions.labels import read_class_names, read_numbers
 
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
     typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
@@ -174,7 +173,9 @@ def bake(
                 model,
                 found,
                 target_prior=None if target == "balanced" else read_target(target, width, names),
-                costs=None if costs is None else _positive("--costs", costs, width, names),
+                costs=None
+                if costs is None
+                else read_numbers(costs, option="--costs", num_classes=width, class_names=names),
                 **common,
             )
     record = library.bake_record(out)
@@ -237,7 +238,7 @@ def _prior(
 
     width = None if names is None else len(names)
     if prior is not None:
-        probs = _positive("--prior", prior, width, names)
+        probs = labels.read_numbers(prior, option="--prior", num_classes=width, class_names=names)
         if abs(probs.sum() - 1) > 1e-6:
             raise InputError(
                 f"--prior must be probabilities, which sum to 1, but these sum to "
@@ -271,15 +272,7 @@ def _prior(
             "the numbers of training examples per class are needed: pass --counts 900,90,10, "
             "--counts FILE, --train-labels FILE or --prior FILE."
         )
-    return prior_of_counts(numbers, source=source, smoothing=smoothing, class_names=names)
-
-
-def _positive(source: str, text: str, width: int | None, names: list[str] | None) -> Any:
-    """Return one number above zero per class."""
-    from longtail.predictions.labels import read_numbers
-
-    numbers = read_numbers(text, option=source, num_classes=width, class_names=names)
-    return above_zero(numbers, source, names)
+    return prior_of_counts(numbers, source=source, smoothing=smoothing)
 
 
 def _tau_of(path: Path, method: Method) -> float:
