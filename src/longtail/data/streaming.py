@@ -1,7 +1,7 @@
 """Batches of images from disk: decoded and cropped in worker processes, in a fixed order.
 
-What a crop is, `photos` says; which examples an epoch has, `samplers`. Pixels stay bytes here:
-they are normalised where the network is.
+`photos` defines the crops, `samplers` which examples an epoch has. Pixels stay bytes here: they
+are normalised where the network is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import errno
 import logging
 import multiprocessing
 import os
-import shutil
 import threading
 import time
 from collections import Counter
@@ -37,15 +36,10 @@ from longtail.data.torch_samplers import DistributedClassSampler, processes
 
 View = RandomCrop | CenterCrop
 
-_SHARED = "/dev/shm"  # where Linux keeps memory that processes share
 _WAIT_SECONDS = 600.0  # for a batch: a disk may sleep, but a worker that hangs must not go unseen
 # Errors of asking a worker that has just died for a batch that it had announced.
 _CUT_OFF = (EOFError, ConnectionError, FileNotFoundError)
 _SIGNAL_SECONDS = 1.0  # from a lost connection to torch's signal, on a busy machine too
-_MORE_SHARED = (
-    "enlarge it (docker run --shm-size=8g), or use fewer workers, a smaller prefetch or smaller "
-    "batches"
-)
 _logger = logging.getLogger("longtail")
 
 
@@ -84,9 +78,9 @@ def training_stream(
 ) -> ImageStream:
     """Stream shuffled or resampled epochs with random crops.
 
-    A crop depends on `seed`, the epoch and the number of its draw in the epoch of all processes,
-    on nothing else: neither workers nor processes change it, and an example that is drawn more
-    than once is cropped anew each time.
+    A crop depends only on `seed`, the epoch and the number of its draw in the epoch of all
+    processes: neither workers nor processes change it, and an example that is drawn more than
+    once is cropped anew each time.
 
     Args:
         data: what to stream.
@@ -94,7 +88,7 @@ def training_stream(
         sampler: which examples, and this process's share; every example once if None.
         view: the crop; `RandomCrop` to 224 pixels if None.
         seed: of crops, and of the order where there is no sampler.
-        drop_last: whether to leave out a last batch that is smaller than the others.
+        drop_last: leave out a last batch that is smaller than the others.
         **options: workers, prefetch, on_error and pin_memory, see `ImageStream`.
 
     Returns:
@@ -105,11 +99,6 @@ def training_stream(
     if sampler is None:
         drawn = ClassSampler(data.labels, num_classes=data.num_classes, seed=seed)
         sampler = DistributedClassSampler(drawn)
-    elif not isinstance(sampler, DistributedClassSampler):
-        raise InputError(
-            f"`sampler` must be a DistributedClassSampler, which is right for one process too; "
-            f"got {type(sampler).__name__}."
-        )
     examples = int(sampler.sampler.counts.sum())
     if examples != len(data):
         raise InputError(
@@ -117,8 +106,7 @@ def training_stream(
             f"from data.labels."
         )
     requests = _Sampled(sampler, batch_size, drop_last)
-    view = view or RandomCrop()
-    return ImageStream(data, requests, batch_size=batch_size, view=view, seed=seed, **options)
+    return ImageStream(data, requests, view=view or RandomCrop(), seed=seed, **options)
 
 
 def evaluation_stream(
@@ -141,24 +129,18 @@ def evaluation_stream(
         **options: workers, prefetch, on_error and pin_memory, see `ImageStream`.
 
     Returns:
-        The stream; `Batch.indices` says where results belong.
+        The stream; `Batch.indices` tells where results belong.
     """
     batch_size = _checks.whole(batch_size, name="batch_size")
     num_replicas, rank = processes(num_replicas, rank)
     mine = np.arange(rank, len(data), num_replicas)
     parts = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
     requests = [Request(0, part, part) for part in parts]
-    view = view or CenterCrop()
-    return ImageStream(data, requests, batch_size=batch_size, view=view, seed=0, **options)
+    return ImageStream(data, requests, view=view or CenterCrop(), seed=0, **options)
 
 
 def planned_stream(
-    data: ListedImages,
-    *,
-    batch_size: int,
-    view: View,
-    seed: int,
-    **options: Unpack[StreamOptions],
+    data: ListedImages, *, view: View, seed: int, **options: Unpack[StreamOptions]
 ) -> ImageStream:
     """Stream batches that the caller lays down, epoch by epoch, with `ImageStream.set_plan`.
 
@@ -166,7 +148,6 @@ def planned_stream(
 
     Args:
         data: what to stream.
-        batch_size: of the largest batch there will be.
         view: the crop.
         seed: of the crops.
         **options: workers, prefetch, on_error and pin_memory, see `ImageStream`.
@@ -174,7 +155,7 @@ def planned_stream(
     Returns:
         The stream, empty until a plan is set.
     """
-    return ImageStream(data, [], batch_size=batch_size, view=view, seed=seed, **options)
+    return ImageStream(data, [], view=view, seed=seed, **options)
 
 
 class Request(NamedTuple):
@@ -250,14 +231,13 @@ class ImageStream:
     Args:
         data: what to stream.
         requests: the batches of an epoch, anew in each iteration.
-        batch_size: of the largest of them.
         view: the crop.
         seed: of the crops.
         workers: processes that decode; by default this process's share of the cores. With 0
             the images are decoded here, when they are asked for.
         prefetch: batches that each worker keeps ready.
-        on_error: what a file that can't be decoded does: ``stop``, with its name; or ``skip``,
-            which leaves it out of its batch, logs its name and counts it.
+        on_error: for a file that can't be decoded, ``stop`` with its name; or ``skip``, which
+            leaves it out of its batch, logs its name and counts it.
         pin_memory: page-locked batches, which reach a GPU faster; by default where there is one.
 
     Attributes:
@@ -269,7 +249,6 @@ class ImageStream:
         data: ListedImages,
         requests: _Sampled | list[Request],
         *,
-        batch_size: int,
         view: View,
         seed: int,
         workers: int | None = None,
@@ -280,20 +259,17 @@ class ImageStream:
         _checks.require("PIL", extra="train")
         workers = default_workers() if workers is None else workers
         self.workers = _checks.whole(workers, name="workers", at_least=0)
-        self.prefetch = _checks.whole(prefetch, name="prefetch")
         self.on_error = _checks.choice(on_error, ("stop", "skip"), name="on_error")
         self.data, self.skipped = data, Counter[int]()
         self._requests = requests
-        self._batch_bytes = batch_size * 3 * view.size**2
-        self._check_shared_memory()
         parallel: dict[str, Any] = {}
-        if self.workers:
-            parallel = {"prefetch_factor": self.prefetch, "persistent_workers": True}
+        if workers:
+            parallel = {"prefetch_factor": prefetch, "persistent_workers": True}
             parallel |= {"timeout": _WAIT_SECONDS, "worker_init_fn": _end_with_parent}
         self._loader: DataLoader[Any] = DataLoader(
             StreamedImages(data, view, seed),
             batch_sampler=requests,  # type: ignore[arg-type]
-            num_workers=self.workers,
+            num_workers=workers,
             collate_fn=_unchanged,  # a request is answered with a batch
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             generator=torch.Generator(),  # nothing here draws from it; torch's own stays untouched
@@ -305,7 +281,7 @@ class ImageStream:
         return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch of a `training_stream` comes next, for its order and its crops."""
+        """Set which epoch of a `training_stream` comes next, for its order and its crops."""
         if not isinstance(self._requests, _Sampled):
             raise InputError("only a training_stream has epochs; a planned one takes `set_plan`.")
         self._requests.sampler.set_epoch(epoch)
@@ -337,7 +313,19 @@ class ImageStream:
                     time.sleep(_SIGNAL_SECONDS)
                 raise
         except (RuntimeError, *_CUT_OFF) as error:
-            raise self._explained(error) from error
+            text = str(error).strip() or type(error).__name__
+            lost = text.startswith("DataLoader") or (self.workers and isinstance(error, _CUT_OFF))
+            if not lost and "shared memory" not in text:
+                raise
+            raise ChildProcessError(
+                errno.ECHILD,
+                f"a worker process that decodes images died, or gave no batch within "
+                f"{_WAIT_SECONDS:.0f} s ({text.splitlines()[-1].rstrip('. ')}). If the machine ran "
+                f"out of memory, or of shared memory in /dev/shm, enlarge it (docker run "
+                f"--shm-size=8g), or use fewer workers, a smaller prefetch or smaller batches; "
+                f"workers=0 decodes without other processes; and beside a GPU or several processes "
+                f'a script must keep what it does under `if __name__ == "__main__":`',
+            ) from error
 
     def _leave_out(self, batch: Batch, failures: list[tuple[int, str]]) -> None:
         """Count files that can't be decoded, if that was asked for; else stop at the first."""
@@ -349,41 +337,13 @@ class ImageStream:
             )
         if not len(batch.indices):
             raise InputError(
-                f"none of the {len(failures)} images of a batch can be decoded, so nothing "
-                f"is left of it; the first, {self.data.file(index)}, {reason}."
+                f"none of the {len(failures)} images of a batch can be decoded; the first, "
+                f"{self.data.file(index)}, {reason}."
             )
         for index, reason in failures:
             if index not in self.skipped:
                 _logger.warning("%s %s; left out", self.data.file(index), reason)
             self.skipped[index] += 1
-
-    def _check_shared_memory(self) -> None:
-        """Refuse before any work what would fail when the batches are ready."""
-        if not self.workers or not os.path.isdir(_SHARED):
-            return
-        need = self._batch_bytes * (self.workers * self.prefetch + 1)
-        free = shutil.disk_usage(_SHARED).free
-        if need > free:
-            raise InputError(
-                f"{self.workers} workers that keep {self.prefetch} batches of "
-                f"{_megabytes(self._batch_bytes)} ready need {_megabytes(need)} of shared memory, "
-                f"but {_SHARED} has {_megabytes(free)} free; {_MORE_SHARED}."
-            )
-
-    def _explained(self, error: Exception) -> Exception:
-        """Return an error that says what to do about a worker that torch has lost."""
-        text = str(error).strip() or type(error).__name__
-        lost = text.startswith("DataLoader") or (self.workers and isinstance(error, _CUT_OFF))
-        if not lost and "shared memory" not in text:
-            return error
-        return ChildProcessError(
-            errno.ECHILD,
-            f"a worker process that decodes images died, or gave no batch within "
-            f"{_WAIT_SECONDS:.0f} s ({text.splitlines()[-1].rstrip('. ')}). If the machine ran out "
-            f"of memory, or of shared memory in {_SHARED}, {_MORE_SHARED}; workers=0 decodes "
-            f"without other processes; and beside a GPU or several processes a script must keep "
-            f'what it does under `if __name__ == "__main__":`',
-        )
 
 
 def _start_method() -> Any | None:
@@ -416,11 +376,6 @@ def _unchanged(fetched: Any) -> Any:
     return fetched
 
 
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} kB"
-
-
 def default_workers() -> int:
-    """Return this process's share of the cores that it may use; torchrun says among how many."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, cores() // (int(local) if local.isdigit() and int(local) else 1))
+    """Return this process's share of the cores that it may use; torchrun sets among how many."""
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

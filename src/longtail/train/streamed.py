@@ -212,7 +212,6 @@ class StreamedTraining:
             self.call = torch.compile(self._averaged, dynamic=False)
         self.stream = planned_stream(
             data,
-            batch_size=min(_PIECE, self.how.micro_batch),
             view=RandomCrop(recipe.image_size, flip=0.5 if recipe.flip else 0.0),
             seed=stream_seed(planner.seed, "crop"),
             workers=self.how.workers,
