@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from longtail.train import sharded_loss
-from longtail.train.class_slices import Slice
-from longtail.train.sharded_loss import Margins, slice_losses
+from longtail.train.sharded_head import Margins, Slice, slice_losses
 from loss_contract import CONTRACTS, NUM_CLASSES
 from oracles import float32_bound, pairwise_loss, smoothed, soft_loss
 
@@ -96,7 +94,7 @@ def within(got, expected, bound, terms):
 @pytest.mark.parametrize("contract", CONTRACTS, ids=str)
 def test_slices_match_the_oracle_within_what_float32_allows(contract, epsilon, which, monkeypatch):
     if which == "wide":
-        monkeypatch.setattr(sharded_loss, "BLOCK_BYTES", 1)  # an example at a time
+        monkeypatch.setattr("longtail.train.sharded_head.BLOCK_BYTES", 1)  # an example at a time
     logits = logits_for(contract, which)
     eye, zero = torch.eye(NUM_CLASSES), torch.zeros(NUM_CLASSES)
     bound = float32_bound(logits, contract.delta, contract.scale)

@@ -16,8 +16,8 @@ checkpoint    what a killed run goes on from
 evaluation    a finished run's logits on a split
 teachers      finished runs that others learn from
 streamed      the loop for photographs on disk, in any number of processes (distributed)
-sharded       the same with a classifier that is cut over the processes: sharded_head, with
-              class_slices and sharded_loss, for one's own training loop too
+sharded       the same with a classifier that is cut over the processes; sharded_head, for one's
+              own training loop too
 tensorboard   an epoch's numbers for TensorBoard
 """
 

@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from longtail.data.lists import ListedImages
-from longtail.train.class_slices import gather_slices, local
 from longtail.train.distributed import ALONE, World, lost_neighbors
 from longtail.train.recipe import Recipe
-from longtail.train.sharded_head import ShardedHead
+from longtail.train.sharded_head import ShardedHead, gather_slices, local
 from longtail.train.streamed import EVALUATED, PixelNetwork, Streaming, centres, judging
 
 
@@ -41,7 +40,7 @@ def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     return model
 
 
-def _mesh(world: World, device: torch.device) -> DeviceMesh | None:
+def _mesh(world: World, device: torch.device) -> Any:
     """The processes as DTensor wants them; None for one alone, which has ordinary tensors."""
     return init_device_mesh(device.type, (world.count,)) if world.count > 1 else None
 
@@ -63,9 +62,7 @@ def sharded_predictions(
 ) -> NDArray[Any] | None:
     """The classes that a sharded network predicts, from each process's best candidates.
 
-    Returns:
-        int64, shape (examples,), in the order of the data, on the first process; None on the
-        others.
+    They are in the data's order, on the first process; the others get None.
     """
     head: Any = model.fc
     with judging(model), lost_neighbors():
@@ -81,12 +78,7 @@ def sharded_logits(
     world: World = ALONE,
     how: Streaming | None = None,
 ) -> NDArray[Any] | None:
-    """All logits of a sharded network, gathered on the CPU of the first process.
-
-    Returns:
-        float32, shape (examples, num_classes), in the order of the data, on the first process;
-        None on the others.
-    """
+    """All float32 logits of a sharded network on the CPU of the first process; None elsewhere."""
     head: Any = model.fc
     examples = len(data)
     whole = np.empty((examples, data.num_classes), np.float32) if world.first else None

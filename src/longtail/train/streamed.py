@@ -13,7 +13,7 @@ a loss from all classes or from some that are drawn, or cut over the processes (
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, cast
 
@@ -89,27 +89,21 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 class Part(NamedTuple):
-    """Some images of a step on the device.
+    """Some images of a step on the device; `counts` is 0 where they only fill up, else 1."""
 
-    Attributes:
-        images: uint8, shape (images, 3, size, size), channels last.
-        labels: shape (images,).
-        counts: 1, or 0 for images that only fill up.
-    """
-
-    images: Tensor
+    images: Tensor  # uint8, shape (images, 3, size, size), channels last
     labels: Tensor
     counts: float
 
 
 class PixelNetwork(nn.Module):
-    """A network that normalises bytes on the device.
+    """A network that normalises bytes on its device, with logits or a sampled loss as its result.
 
     Args:
         model: the network, with `features` and `fc`.
         recipe: for the normalisation.
-        precision: ``float32`` or ``bfloat16``, of the features.
         device: where it lives.
+        precision: ``float32`` or ``bfloat16``, of the features.
         loss: of features, classifier weights and labels; None for logits.
     """
 
@@ -134,13 +128,7 @@ class PixelNetwork(nn.Module):
     def forward(
         self, pixels: Tensor, labels: Tensor | None = None, sampled: Tensor | None = None
     ) -> Tensor:
-        """Logits in float32, shape (images, num_classes), or the sum of the losses.
-
-        Args:
-            pixels: uint8, shape (images, 3, size, size), channels last.
-            labels: for the loss, shape (images,).
-            sampled: the classes that it compares with.
-        """
+        """Logits in float32, or the sum of the losses compared with the `sampled` classes."""
         images = normalize(pixels, mean=self.mean, std=self.std, pixel_range=255)
         with autocast(self.precision, self.device):
             features = self.model.features(images)  # type: ignore[operator]
@@ -189,7 +177,8 @@ class StreamedTraining:
         self.criteria, self.generators = make_criteria([planner], self.device)
         self.criterion = self.criteria[0]
         self.criterion.reduction = "sum"
-        self.sampled, self.sharded = None, recipe.classifier == "sharded"
+        self.sampled: SampledSoftmaxLoss | None = None
+        self.sharded = recipe.classifier == "sharded"
         network = trunk = new_network(recipe, data, seed=planner.seed)
         if self.sharded:
             from longtail.train.sharded import shard, without_head
@@ -199,7 +188,17 @@ class StreamedTraining:
         else:
             network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if recipe.sampled_classes:
-            self.sampled = self._sampled_loss()
+            # Classes are drawn once for each global batch, whatever a process's share and parts.
+            self.sampled = SampledSoftmaxLoss(
+                planner.prior,
+                num_sampled=recipe.sampled_classes,
+                margin=margins.by_name(
+                    planner.method.loss, planner.prior, **planner.method.settings
+                ),
+                reduction="sum",
+                generator=self.generators[0],
+            ).to(self.device)
+            self.sampled.class_weight = self.criterion.weight  # the tensor that an epoch's go into
         self.model = network
         module = PixelNetwork(
             trunk, recipe, precision=precision, device=self.device, loss=self.sampled
@@ -227,23 +226,6 @@ class StreamedTraining:
         self.at = 0  # the step that comes next
         self._parts: list[Part] = []
         self._waiting: list[Part] = []
-
-    def _sampled_loss(self) -> SampledSoftmaxLoss:
-        """The loss from some classes, drawn from the training set's prior by the run's numbers.
-
-        They are drawn once for each global batch: the same in every process, whatever its share
-        and its parts. The network is judged by all its logits.
-        """
-        planner, method = self.planner, self.planner.method
-        loss = SampledSoftmaxLoss(
-            planner.prior,
-            num_sampled=self.recipe.sampled_classes,
-            margin=margins.by_name(method.loss, planner.prior, **method.settings),
-            reduction="sum",
-            generator=self.generators[0],
-        ).to(self.device)
-        loss.class_weight = self.criterion.weight  # the tensor that an epoch's go into
-        return loss
 
     def __len__(self) -> int:
         return 1
@@ -281,8 +263,9 @@ class StreamedTraining:
         total = self.world.sum_(torch.stack([self._weight(part) for part in self._parts]).sum())
         drawn, place = self._draw(size), self.world.share(size).start
         for number, part in enumerate(self._parts):
-            last = number + 1 == len(self._parts)
-            with lost_neighbors(), self._unsent(last):
+            # Gradients stay here until the last part of a step has added its own.
+            sent = self.world.count == 1 or number + 1 == len(self._parts)
+            with lost_neighbors(), nullcontext() if sent else self._averaged.no_sync():  # type: ignore[operator]
                 loss = self._sum(part, number, drawn, place) / total
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
@@ -313,7 +296,11 @@ class StreamedTraining:
         if self.sharded:  # each process knows the sum of all, and takes an equal share of it
             if not counts:
                 labels = torch.full_like(labels, self.criterion.ignore_index)
-            rows = self._rows_of(number)
+            rows = None
+            if self.how.on_error == "stop":  # how many each process has is known
+                size, everyone = self.batch_sizes[self.at], range(self.world.count)
+                worlds = [replace(self.world, rank=rank) for rank in everyone]
+                rows = [len(self._places(0, size, other)[number]) for other in worlds]
             fc: Any = self.model.fc
             whole = fc.loss(self.call(images), labels, self.criterion, rows=rows)
             return cast(Tensor, whole / self.world.count)
@@ -321,20 +308,6 @@ class StreamedTraining:
             return counts * cast(Tensor, self.call(images, labels, drawn))
         own = {} if drawn is None else {"dropped": drawn[place : place + len(labels)]}
         return counts * cast(Tensor, self.criterion(self.call(images), labels, **own))
-
-    def _rows_of(self, number: int) -> list[int] | None:
-        """How many examples each process has in a part of the step, if that is known already."""
-        if self.how.on_error == "skip":
-            return None
-        size, everyone = self.batch_sizes[self.at], range(self.world.count)
-        worlds = [replace(self.world, rank=rank) for rank in everyone]
-        return [len(self._places(0, size, other)[number]) for other in worlds]
-
-    def _unsent(self, last: bool) -> AbstractContextManager[object]:
-        """Gradients stay here until the last part of a step has added its own."""
-        if last or self.world.count == 1:
-            return nullcontext()
-        return cast(AbstractContextManager[object], self._averaged.no_sync())  # type: ignore[operator]
 
     def _weight(self, part: Part) -> Tensor:
         """The part's share of the mean's denominator, as torch has it: class weights count."""
@@ -410,7 +383,7 @@ class StreamedTraining:
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self.sharded:
             return tensors
-        from longtail.train.class_slices import gather_all
+        from longtail.train.sharded_head import gather_all
 
         with lost_neighbors():
             return gather_all(tensors)
@@ -419,7 +392,7 @@ class StreamedTraining:
         """Put a checkpoint's tensors in place; the first process has them, for everyone."""
         for name, value in self.state().items():
             if hasattr(value, "to_local"):  # a DTensor
-                from longtail.train.class_slices import scatter_slices
+                from longtail.train.sharded_head import scatter_slices
 
                 with lost_neighbors():
                     scatter_slices(value, tensors.get(name))
@@ -459,11 +432,9 @@ def stream_logits(
     world: World = ALONE,
     how: Streaming | None = None,
 ) -> NDArray[Any] | None:
-    """The network's logits on the centres of images, in float32; each image in one process.
+    """The network's float32 logits on the centres of images, each computed in one process.
 
-    Returns:
-        Shape (examples, num_classes), in the order of the data, on the first process; None on
-        the others.
+    They are in the data's order, on the first process; the others get None.
     """
     device = next(model.parameters()).device
     network = PixelNetwork(model, recipe, device=device)
