@@ -25,8 +25,7 @@ from longtail.bake._change import (
     original_tensors,
 )
 from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice
-from longtail.sklearn._baked import ATTRIBUTE, PARTS, is_intact
-from longtail.sklearn._scores import final_estimator
+from longtail.sklearn._scores import BAKED, PARTS, final_estimator, is_intact
 
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16"}
 
@@ -70,7 +69,7 @@ def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> 
     close_enough(got, old * scale + offset, dtype=_DTYPES[weight.dtype.name], where=name)
     how = new.how.replace("weight", "coefficients").replace("bias", "intercepts")
     undo = {**new.undo, "number": number}
-    setattr(after, ATTRIBUTE, change.record(where=name, how=how, undo=undo))
+    setattr(after, BAKED, change.record(where=name, how=how, undo=undo))
     if change.prior is not None:
         text = adjusted_twice(classifier, change.prior, tau=change.tau)
         if text is not None:
@@ -82,20 +81,20 @@ def unbake(model: Any) -> Any:
     """Return a copy with the original coefficients."""
     restored = copy.deepcopy(model)
     classifier = final_estimator(restored)
-    undo = BakeRecord.from_json(getattr(classifier, ATTRIBUTE)).undo
+    undo = BakeRecord.from_json(getattr(classifier, BAKED)).undo
     now = {part: _raw(getattr(classifier, PARTS[part])) for part in undo["baked"]}
     for part, tensor in original_tensors(undo, now).items():
         array = _array(tensor)
         number = part == "bias" and undo["number"]
         setattr(classifier, PARTS[part], float(array[0]) if number else array)
-    delattr(classifier, ATTRIBUTE)
+    delattr(classifier, BAKED)
     return restored
 
 
 def record_of(model: Any) -> BakeRecord | None:
     """Return the record in a classifier that still has the coefficients it was given."""
     classifier = final_estimator(model)
-    text = getattr(classifier, ATTRIBUTE, None)
+    text = getattr(classifier, BAKED, None)
     record = None if text is None else BakeRecord.from_json(text)
     return record if record and is_intact(classifier, record.undo["baked"]) else None
 

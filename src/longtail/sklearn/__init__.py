@@ -17,14 +17,21 @@ from numpy.typing import NDArray
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import StratifiedShuffleSplit, check_cv
-from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
+from sklearn.utils.metadata_routing import MethodMapping
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
 from longtail.priors import ClassPrior
-from longtail.sklearn._base import AdjustedBase, Rows, effective_prior, encode, target_prior
+from longtail.sklearn._base import (
+    AdjustedBase,
+    Rows,
+    effective_prior,
+    encode,
+    listing,
+    target_prior,
+)
 from longtail.sklearn._display import TauCurveDisplay as TauCurveDisplay
 from longtail.sklearn._scores import final_estimator
 from longtail.tuning import (
@@ -116,8 +123,7 @@ class LogitAdjustedClassifier(AdjustedBase):
         prior_: π, a ClassPrior.
         adjustment_: what is added to the logits of `estimator_`, reweight log π − tau (log π −
             log q), shape (classes,).
-        n_features_in_: as the estimator has it.
-        feature_names_in_: as the estimator has it.
+        n_features_in_, feature_names_in_: as the estimator has them.
 
     Examples:
         >>> from sklearn.datasets import make_classification
@@ -165,9 +171,6 @@ class LogitAdjustedClassifier(AdjustedBase):
                 the prior; an integer weight equals repetition, and a weight of zero absence.
             **params: for the estimator's own `fit`, such as `eval_set`; with scikit-learn's
                 metadata routing on, what it asks for.
-
-        Returns:
-            The estimator itself.
         """
         tau = _checks.tau(self.tau)
         rows, classes, prior = self._checked(X, y, sample_weight, params)
@@ -189,12 +192,6 @@ class LogitAdjustedClassifier(AdjustedBase):
                 stacklevel=2,
             )
         return self
-
-    def get_metadata_routing(self) -> Any:
-        """Return where metadata goes: here and, as it asks, to the estimator's `fit`."""
-        mapping = MethodMapping().add(caller="fit", callee="fit")
-        router = MetadataRouter(owner=self).add_self_request(self)
-        return router.add(estimator=self.estimator, method_mapping=mapping)
 
 
 class LogitAdjustedClassifierCV(AdjustedBase):
@@ -239,11 +236,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         store_cv_results: whether to keep `cv_results_`.
 
     Attributes:
-        estimator_: the classifier that predicts.
-        classes_: labels, sorted, shape (classes,).
-        prior_: π of `estimator_`, a ClassPrior.
-        adjustment_: what is added to the logits of `estimator_`, reweight log π − best_tau_
-            (log π − log q), shape (classes,).
+        estimator_, classes_, prior_, adjustment_: as in LogitAdjustedClassifier, at `best_tau_`.
         best_tau_: the chosen tau.
         best_tau_interval_: its 95% bootstrap interval, or None for a grid. A FewExamplesWarning
             says where it is likely too narrow.
@@ -251,8 +244,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         tau_curve_: a TauScores, the held-out score as a function of tau.
         cv_results_: if kept, "taus" and "scores" of the curve and, for a scorer,
             "split_scores", shape (splits, taus).
-        n_features_in_: as the estimator has it.
-        feature_names_in_: as the estimator has it.
+        n_features_in_, feature_names_in_: as the estimator has them.
 
     Examples:
         >>> from sklearn.datasets import make_classification
@@ -313,9 +305,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 such as `init_score`, is cut as the rows are, anything else, such as `eval_set`, is
                 passed as it is. With scikit-learn's metadata routing on, what the estimator, the
                 splitter and the scorer ask for.
-
-        Returns:
-            The estimator itself.
         """
         _checks.choice(self.select, SELECT, name="select")
         named_prefit = isinstance(self.cv, str) and self.cv == "prefit"
@@ -362,12 +351,11 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             self._learn(rows, rows.with_weight(np.arange(len(rows.y))), classes, prior)
         else:
             (fold,) = folds
-            lacking = np.setdiff1d(classes, fold.estimator_.classes_).tolist()
-            if lacking:
+            lacking = np.setdiff1d(classes, fold.estimator_.classes_)
+            if len(lacking):
                 raise InputError(
-                    f"with refit=False the classifier never saw class(es) "
-                    f"{_checks.listing(map(repr, lacking))}, which the split held out; pass "
-                    f"refit=True."
+                    f"with refit=False the classifier never saw class(es) {listing(lacking)}, "
+                    f"which the split held out; pass refit=True."
                 )
             self.estimator_, self.classes_ = fold.estimator_, classes
             self._method, self._offset, prior = fold._method, fold._offset, fold.prior_
@@ -422,22 +410,17 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         """Return the score over tau with the choice, and each split's own if a scorer gave them."""
         classes, costs = folds[0].classes_, folds[0]._costs
         if scorer is None:
-            codes = (encode(fold.held.y, classes) for fold in folds)
-            held = np.sum(
-                [
-                    np.bincount(code, fold.held.weight, minlength=len(classes))
-                    for code, fold in zip(codes, folds, strict=True)
-                ],
-                axis=0,
-            )
+            codes = [encode(fold.held.y, classes) for fold in folds]
+            parts = zip(codes, folds, strict=True)
+            held = sum(np.bincount(k, f.held.weight, minlength=len(classes)) for k, f in parts)
             if np.any(held == 0):
                 raise InputError(
                     f"every class needs held-out examples to be judged by, but class(es) "
-                    f"{_checks.listing(map(repr, classes[held == 0].tolist()))} have none; use "
+                    f"{listing(classes[held == 0])} have none; use "
                     f"other splits, or pass rows of these classes."
                 )
         if scorer is None and (costs is None or costs.ndim == 1):
-            parts = TauIntervals.merge(
+            intervals = TauIntervals.merge(
                 TauIntervals.from_logits(
                     fold.logits,
                     encode(fold.held.y, classes),
@@ -449,9 +432,9 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 for fold in folds
             )
             if grid is not None:
-                curve = TauCurve(parts, bounds=BOUNDS)
+                curve = TauCurve(intervals, bounds=BOUNDS)
                 return TauScores.of_grid(grid, 1.0 - curve(grid)), None
-            return TauScores.of_intervals(parts, self.select), None
+            return TauScores.of_intervals(intervals, self.select), None
 
         def score(fold: _Fold, tau: float) -> float:
             fold._set_rule(fold.prior_, tau)
@@ -480,10 +463,10 @@ class LogitAdjustedClassifierCV(AdjustedBase):
     def _warn_of_few(self, folds: Sequence[_Fold]) -> None:
         known = [np.intersect1d(fold.held.y, fold.estimator_.classes_) for fold in folds]
         held = np.concatenate([fold.held.y for fold in folds])
-        unjudged = np.setdiff1d(held, np.concatenate(known)).tolist()
-        if unjudged:
+        unjudged = np.setdiff1d(held, np.concatenate(known))
+        if len(unjudged):
             warnings.warn(
-                f"class(es) {_checks.listing(map(repr, unjudged))} can't be judged: "
+                f"class(es) {listing(unjudged)} can't be judged: "
                 f"whichever split holds their examples out leaves none to train on, so that they "
                 f"are wrong at any tau; tau is chosen without them, and `best_score_` counts them "
                 f"as errors. A class needs two examples at least, and splits that part them.",
@@ -502,13 +485,11 @@ class LogitAdjustedClassifierCV(AdjustedBase):
 
     def get_metadata_routing(self) -> Any:
         """Return where metadata goes: here, and to the estimator, the splitter and the scorer."""
-        router = MetadataRouter(owner=self).add_self_request(self)
-        parts = {"estimator": (self.estimator, "fit"), "splitter": (self.cv, "split")}
+        router, to = super().get_metadata_routing(), MethodMapping
+        router.add(splitter=self.cv, method_mapping=to().add(caller="fit", callee="split"))
         if self.scoring not in OWN:
-            parts["scorer"] = (check_scoring(self.estimator, scoring=self.scoring), "score")
-        for name, (part, callee) in parts.items():
-            mapping = MethodMapping().add(caller="fit", callee=callee)
-            router.add(method_mapping=mapping, **{name: part})
+            scorer = check_scoring(self.estimator, scoring=self.scoring)
+            router.add(scorer=scorer, method_mapping=to().add(caller="fit", callee="score"))
         return router
 
 

@@ -16,7 +16,12 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags, indexable
-from sklearn.utils.metadata_routing import get_routing_for_object, process_routing
+from sklearn.utils.metadata_routing import (
+    MetadataRouter,
+    MethodMapping,
+    get_routing_for_object,
+    process_routing,
+)
 from sklearn.utils.metaestimators import _safe_split
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_method_params, _check_y, check_is_fitted
@@ -25,9 +30,9 @@ from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError
 from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning, adjusted_twice
 from longtail.priors import ClassPrior
-from longtail.sklearn._baked import baked_tau
 from longtail.sklearn._scores import (
     METHODS,
+    baked_tau,
     final_estimator,
     fit_classifier,
     read_logits,
@@ -130,7 +135,7 @@ def by_class(values: Any, classes: NDArray[Any], *, name: str) -> NDArray[Any]:
     if len(array) != len(classes):
         raise InputError(
             f"`{name}` must have one value per class; it has {len(array)} values but there are "
-            f"{len(classes)} classes: {_listing(classes)}."
+            f"{len(classes)} classes: {listing(classes)}."
         )
     return array
 
@@ -149,7 +154,8 @@ def _same_labels(given: Any, classes: NDArray[Any], *, name: str, pandas: bool) 
         )
 
 
-def _listing(labels: NDArray[Any]) -> str:
+def listing(labels: NDArray[Any]) -> str:
+    """Return labels for a message."""
     return _checks.listing(map(repr, labels.tolist()))
 
 
@@ -198,7 +204,7 @@ def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
     unknown = np.setdiff1d(labels, classes)
     if len(unknown):
         raise InputError(
-            f"`y` holds classes that the estimator was not trained on: {_listing(unknown)}; drop "
+            f"`y` holds classes that the estimator was not trained on: {listing(unknown)}; drop "
             f"these rows, or fit the estimator on data that has them."
         )
     return np.searchsorted(classes, labels)
@@ -208,7 +214,7 @@ def counted_prior(totals: NDArray[Any], classes: NDArray[Any]) -> ClassPrior:
     """Return the class frequencies of the labels given to `fit`."""
     if np.any(totals == 0):
         raise InputError(
-            f"prior='train' counts `y`, but class(es) {_listing(classes[totals == 0])} of the "
+            f"prior='train' counts `y`, but class(es) {listing(classes[totals == 0])} of the "
             f"estimator have no example there; pass prior=ClassPrior.from_counts(...) of its "
             f"training data."
         )
@@ -231,7 +237,7 @@ def effective_prior(
     if np.any(never):
         raise InputError(
             f"prior='effective' needs every class to be predicted with some probability, but "
-            f"class(es) {_listing(classes[never])} never are; use prior='train'."
+            f"class(es) {listing(classes[never])} never are; use prior='train'."
         )
     return ClassPrior.from_weights(mean)
 
@@ -254,9 +260,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             X: what the estimator's own `predict` takes, shape (examples, features).
             target_prior: q for each example, shape (examples, classes), such as the class
                 frequencies of its place or season; None for that of `target`.
-
-        Returns:
-            Labels, shape (examples,).
         """
         check_is_fitted(self)
         return np.asarray(self.classes_[self._decisions(X, target_prior).argmax(axis=1)])
@@ -268,11 +271,8 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         (an SVM's) are not logits, and their softmax only ranks.
 
         Args:
-            X: what the estimator's own `predict` takes, shape (examples, features).
+            X: as in `predict`.
             target_prior: as in `predict`.
-
-        Returns:
-            Shape (examples, classes).
         """
         check_is_fitted(self)
         return np.asarray(softmax(self._adjusted(X, target_prior), axis=1))
@@ -285,12 +285,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     def decision_function(self, X: Any) -> FloatArray:
         """Return the scores whose largest `predict` takes: adjusted logits, or minus costs.
 
-        Args:
-            X: what the estimator's own `predict` takes, shape (examples, features).
-
-        Returns:
-            Shape (examples, classes); for two classes shape (examples,), the second class's score
-            less the first's.
+        For two classes it is the second class's score less the first's, shape (examples,).
         """
         check_is_fitted(self)
         scores = self._decisions(X)
@@ -299,15 +294,12 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     def retarget(
         self, *, tau: Any = "same", target: Any = "same", costs: Any = "same"
     ) -> LogitAdjustedClassifier:
-        """Return the same fitted classifier under another rule, without fitting anything.
+        """Return the fitted classifier, frozen, under another rule, without fitting anything.
 
         Args:
             tau: as in LogitAdjustedClassifier, or "same" for the one in use.
             target: likewise.
             costs: likewise; None for no costs.
-
-        Returns:
-            A fitted LogitAdjustedClassifier around the frozen estimator.
 
         Examples:
             >>> from sklearn.datasets import load_iris
@@ -482,6 +474,12 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         target = aim if np.ptp(aim.probs) else None
         self._shift = posthoc.adjustment(prior, tau=tau, target_prior=target)
         self.adjustment_ = self._offset + self._shift
+
+    def get_metadata_routing(self) -> Any:
+        """Return where metadata goes: here and, as it asks, to the estimator's `fit`."""
+        mapping = MethodMapping().add(caller="fit", callee="fit")
+        router = MetadataRouter(owner=self).add_self_request(self)
+        return router.add(estimator=self.estimator, method_mapping=mapping)
 
     def _counts_labels(self) -> bool:
         return isinstance(self.prior, str) and self.prior == "train"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,11 @@ from longtail import _checks
 from longtail._checks import FloatArray
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TauCurveDisplay:
-    """The held-out score as a function of tau, with the chosen tau.
+    """The held-out score as a function of tau, with the chosen tau; see `from_estimator`.
 
-    Make one with `from_estimator`.
-
-    Args:
+    Attributes:
         taus: shape (points,), rising.
         scores: shape (points,).
         edges: shape (points + 1,): ends of the cells between which an exact score is constant,
@@ -25,31 +25,16 @@ class TauCurveDisplay:
         best_score: its score.
         score_name: name of the score.
         interval: bootstrap interval of tau, drawn as a band, or None.
-
-    Attributes:
-        ax_: matplotlib axes, once drawn.
-        figure_: matplotlib figure, once drawn.
-        line_: the curve, once drawn.
+        ax_: matplotlib axes, once drawn; likewise `figure_` and `line_`, the curve.
     """
 
-    def __init__(
-        self,
-        *,
-        taus: FloatArray,
-        scores: FloatArray,
-        edges: FloatArray | None = None,
-        best_tau: float,
-        best_score: float,
-        score_name: str = "score",
-        interval: tuple[float, float] | None = None,
-    ) -> None:
-        self.taus = taus
-        self.scores = scores
-        self.edges = edges
-        self.best_tau = best_tau
-        self.best_score = best_score
-        self.score_name = score_name
-        self.interval = interval
+    taus: FloatArray
+    scores: FloatArray
+    edges: FloatArray | None = None
+    best_tau: float
+    best_score: float
+    score_name: str = "score"
+    interval: tuple[float, float] | None = None
 
     @classmethod
     def from_estimator(
@@ -62,9 +47,6 @@ class TauCurveDisplay:
             ax: matplotlib axes to draw on; new ones if None.
             name: label of the curve, for a legend that compares several.
             **kwargs: for matplotlib's `plot`.
-
-        Returns:
-            The display, drawn.
 
         Examples:
             >>> import matplotlib; matplotlib.use("agg")
@@ -97,9 +79,6 @@ class TauCurveDisplay:
             ax: matplotlib axes to draw on; new ones if None.
             name: label of the curve.
             **kwargs: for matplotlib's `plot`.
-
-        Returns:
-            The display, with `ax_`, `figure_` and `line_`.
         """
         if ax is None:
             _, ax = _checks.require("matplotlib.pyplot", extra="report").subplots()

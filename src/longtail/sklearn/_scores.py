@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +21,11 @@ from longtail.posthoc import log_probs
 METHODS = ("predict_proba", "decision_function")
 # The logit of a class that a classifier never saw: finite, as the exact curve asks.
 NEVER = -1e30
+
+# The attribute of a linear classifier that holds the record of what `bake` changed, a JSON text;
+# and what baking changes, by the record's names.
+BAKED = "longtail_baked_"
+PARTS = {"weight": "coef_", "bias": "intercept_"}
 
 
 def final_estimator(estimator: Any) -> Any:
@@ -114,3 +121,22 @@ class Encoded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> NDArray[Any]:
         """Return labels, shape (examples,)."""
         return np.asarray(self.classes_[np.asarray(self.estimator.predict(X)).astype(int)])
+
+
+def is_intact(classifier: Any, digests: Mapping[str, str]) -> bool:
+    """Return whether coefficients are still those that were baked, given their SHA-256."""
+    return all(
+        hashlib.sha256(np.asarray(getattr(classifier, PARTS[part])).tobytes()).hexdigest() == digest
+        for part, digest in digests.items()
+    )
+
+
+def baked_tau(classifier: Any) -> float | None:
+    """Return the tau of the logit adjustment that is baked into a classifier, if any."""
+    record = json.loads(getattr(classifier, BAKED, "{}"))
+    if record.get("method") != "logit_adjustment":
+        return None
+    settings = record["settings"]
+    adjusts = settings.get("target_prior") != settings["prior"] or "costs" in settings
+    intact = adjusts and is_intact(classifier, record["undo"]["baked"])
+    return float(record["tau"]) if intact else None
