@@ -97,7 +97,7 @@ def test_a_development_set_may_lack_the_largest_class(cli, problem):
     words = ["tune", run.folder, "--split", "dev", "--missing", "nearest"]
     expected = tune_tau(logits[there], target[there], prior, missing="nearest")
     assert json.loads(cli(*words, "--json").out)["tau"] == expected.tau
-    assert "class 0 has none: the nearest class in size counts for it too" in cli(*words).out
+    assert "class(es) 0 have none: the nearest in size counts for them too" in cli(*words).out
 
 
 @pytest.mark.parametrize("command", ["tune", "adjust"])

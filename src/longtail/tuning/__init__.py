@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from longtail.tuning._calibration import fit_temperature as fit_temperature
 
 Criterion = Literal["balanced_error", "log_loss", "squared_error", "ece", "sharpness"]
-CRITERIA = ("balanced_error", "log_loss", "squared_error", "ece", "sharpness")
 Select = Literal["bootstrap", "minimum"]
-SELECT = ("bootstrap", "minimum")
+SELECT = get_args(Select)
 Missing = Literal["error", "nearest"]
 
 # Replicates whose mean is tau, even if no interval is asked for.
@@ -83,8 +82,8 @@ class TauResult:
     def confidence(self) -> tuple[float, float] | None:
         """Ends of the bootstrap interval of tau, or None without replicates.
 
-        Quantiles of the resampled taus, widened to hold `tau` and `interval`: of many taus that
-        are as good resampling finds the same middle every time.
+        Quantiles of the resampled taus, widened to hold `tau` and `interval`, whose middle
+        resampling may find every time.
         """
         if not len(self.resampled):
             return None
@@ -99,12 +98,12 @@ class TauResult:
 
     @property
     def indifferent(self) -> bool:
-        """Whether every tau within the bounds is equally good, as for logits of a huge scale."""
+        """True if every tau within the bounds is equally good, as for logits of a huge scale."""
         return bool(self.interval == self.curve.bounds)
 
     @property
     def at_bound(self) -> bool:
-        """Whether the best tau touches an end of the bounds: a better one may lie outside.
+        """True if the best tau touches an end of the bounds, so that a better one may lie outside.
 
         A lower end of 0 doesn't count for the balanced error: below it the adjustment would
         favour the frequent classes.
@@ -115,10 +114,10 @@ class TauResult:
 
     @property
     def at_zero(self) -> bool:
-        """Whether logits are best not adjusted at all: the best tau is 0, and 0.5 clearly worse.
+        """True if logits are best not adjusted at all: the best tau is 0, and 0.5 clearly worse.
 
-        That is seldom so. Counts in another order than the logits' columns may look like it, and
-        logits that were adjusted already.
+        Mostly the counts are in another order than the logits' columns then, or the logits were
+        adjusted already.
         """
         if self.criterion != "balanced_error" or self.method != "logit_adjustment":
             return False
@@ -129,24 +128,21 @@ class TauResult:
 
     @property
     def deciding_examples(self) -> float | None:
-        """Effective number of held-out examples that decide, of the balanced error.
+        """Effective number of held-out examples that decide about the balanced error.
 
-        In balanced data it is all of them. Where rare classes have few, each of those moves the
-        error by a large step, and it is little more than these.
+        All of them in balanced data; little more than those of the rare classes where these have
+        few, each of which moves the error by a large step.
         """
         return self.curve.intervals.deciding_examples if isinstance(self.curve, TauCurve) else None
 
     @property
     def few_decide(self) -> bool:
-        """Whether they are so few that `confidence` is likely too narrow.
-
-        Drawing the same few again shows too little of what others would do.
-        """
+        """True if so few examples decide that `confidence` is likely too narrow."""
         number = self.deciding_examples
         return number is not None and number < ENOUGH_TO_DECIDE
 
     def to_dict(self, *, curve_points: int = 0) -> dict[str, Any]:
-        """Plain numbers, lists and dicts for JSON, with the curve at `curve_points` taus."""
+        """Return plain numbers, lists and dicts for JSON, with the curve at `curve_points` taus."""
         out: dict[str, Any] = {
             "tau": self.tau,
             "interval": list(self.interval),
@@ -184,12 +180,7 @@ class TauResult:
             '  30 held-out examples of 2 classes, fewest 10 (class dog)'
         """
         counts = self.counts
-        names = list(range(len(counts))) if class_names is None else class_names
-        if len(names) != len(counts):
-            raise InputError(
-                f"`class_names` must have one name for each of the {len(counts)} classes; "
-                f"got {len(names)}."
-            )
+        names: Sequence[Any] = range(len(counts)) if class_names is None else class_names
         method = self.method.replace("_", " ")
         if self.bias_mode is not None:
             method += f", bias_mode={self.bias_mode!r}"
@@ -211,10 +202,8 @@ class TauResult:
         )
         missing = np.flatnonzero(counts == 0)
         if len(missing) and self.criterion == "balanced_error":
-            one = len(missing) == 1
-            which = f"class {names[missing[0]]} has" if one else f"{len(missing)} classes have"
-            who = "it" if one else "each of them"
-            lines.append(f"{which} none: the nearest class in size counts for {who} too")
+            which = f"class(es) {_checks.listing(names[k] for k in missing)}"
+            lines.append(f"{which} have none: the nearest in size counts for them too")
         if self.confidence is not None and self.few_decide:
             number = f"{self.deciding_examples:.0f}"
             lines.append(f"in effect {number} of them decide: the interval is likely too narrow")
@@ -228,7 +217,7 @@ class TauResult:
         return "\n  ".join(lines)
 
     def _landmarks(self) -> list[float]:
-        """The taus that everybody asks about, as far as they were searched."""
+        """Return 0 and 1, as far as they were searched."""
         low, high = self.curve.bounds
         return [tau for tau in (0.0, 1.0) if low <= tau <= high]
 
@@ -283,17 +272,14 @@ def tune_tau(
         sample_weight: shape (examples,); for the balanced error an integer weight gives the curve
             of repetition.
         missing: what to do for the balanced error about classes without held-out examples:
-            "error", or let the "nearest" class in size count for them too (classes that are as
-            near share evenly), as suits data that lack the largest classes; left out, those would
-            have no say against a large tau.
+            "error", or let the "nearest" class in size count for them too, as suits data that
+            lack the largest classes; left out, those would have no say against a large tau.
         confidence: level of the bootstrap interval of tau.
         n_bootstrap: how many times the held-out examples are drawn again, each class by itself
             and those with fewer than 10 examples together (or, for calibration, each group of
             classes alike in size); 0 for no interval, with tau then chosen by 40. Beyond
-            3 million draws in all the normal approximation of the same resampling is used. The
-            interval shows how far the minimiser moves; since errors are counted, not smooth, it
-            moves more slowly than 1/√n. Where few examples decide, it is likely too narrow, and
-            the result says so.
+            3 million draws in all the normal approximation of the same resampling is used. Where
+            few examples decide, the interval is likely too narrow, and the result says so.
         random_state: seed, or a NumPy Generator.
 
     Returns:
@@ -325,10 +311,10 @@ def tune_tau(
         )
     settings: Any = {"bounds": bounds, "confidence": confidence}
     settings |= {"n_bootstrap": n_bootstrap, "random_state": random_state}
-    if _checks.choice(criterion, CRITERIA, name="criterion") != "balanced_error":
-        absent = {"target_prior": target_prior, "costs": costs}
-        absent["missing"] = None if missing == "error" else missing
-        for name, value in absent.items():
+    aim: Any = {"target_prior": target_prior, "costs": costs}
+    if _checks.choice(criterion, get_args(Criterion), name="criterion") != "balanced_error":
+        unused = aim | {"missing": None if missing == "error" else missing}
+        for name, value in unused.items():
             if value is not None:
                 raise InputError(
                     f"`{name}` has no part in criterion={criterion!r}, which evaluates "
@@ -338,8 +324,7 @@ def tune_tau(
         from longtail.tuning._calibration import tune_by_calibration
 
         return tune_by_calibration(logits, target, prior, sample_weight, criterion, **settings)
-    _checks.choice(missing, ("error", "nearest"), name="missing")
-    aim: Any = {"target_prior": target_prior, "costs": costs}
+    _checks.choice(missing, get_args(Missing), name="missing")
     parts = TauIntervals.from_logits(logits, target, prior, sample_weight=sample_weight, **aim)
     if missing == "nearest":
         parts = parts.with_stand_ins(prior)
@@ -435,13 +420,8 @@ def tune_from_intervals(
 def checked_search(
     bounds: Any, confidence: Any, n_bootstrap: Any, random_state: Any
 ) -> tuple[tuple[float, float], np.random.Generator]:
-    """Checked bounds and the generator of the draws; the other arguments are refused or fine."""
-    try:
-        low, high = (_checks.tau(end, name="bounds") for end in bounds)
-    except TypeError as error:
-        raise InputError(
-            f"`bounds` must be two numbers, lower and upper; got {bounds!r}."
-        ) from error
+    """Return checked bounds and the generator of the draws."""
+    low, high = (_checks.tau(end, name="bounds") for end in bounds)
     if low >= high:
         raise InputError(f"`bounds` must be a lower and a higher tau; got ({low:g}, {high:g}).")
     if not 0 < _checks.tau(confidence, name="confidence") < 1:
@@ -450,6 +430,4 @@ def checked_search(
             f"interval."
         )
     _checks.whole(n_bootstrap, name="n_bootstrap", at_least=0)
-    if not isinstance(random_state, np.random.Generator):
-        random_state = _checks.whole(random_state, name="random_state", at_least=0)
     return (low, high), np.random.default_rng(random_state)

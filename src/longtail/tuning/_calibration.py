@@ -32,14 +32,12 @@ _GRID, _CLOSER = 41, 17
 _LEAST_DRAWS = 200
 _BINS = 15
 
-# Examples whose share of the held-out data is worth a correction. Of fewer it is mostly chance,
-# and among many small classes those that happen to occur would have to stand for themselves alone.
+# A group of classes has this many examples, since the share of fewer is mostly chance,
 _LEAST = 10
-# But classes that differ so much in frequency are told apart by any examples at all: what their
-# mix is then wrong by matters more than chance.
+# or is followed by a class so many times as frequent, where a wrong mix matters more than chance.
 _TIMES = 3.0
-# How far apart the square roots of training counts are in different groups. By chance alone, one
-# has a standard deviation of a half: classes told apart by less are not known to differ in size.
+# Square roots of training counts have a standard deviation of a half by chance; classes whose roots
+# are closer than this are not known to differ in size.
 _APART = 1.5
 
 
@@ -89,7 +87,7 @@ class SampledCurve:
 def in_training_mix(
     target: IntArray, prior: ClassPrior, weight: FloatArray | None
 ) -> tuple[FloatArray, IntArray]:
-    """Weights under which groups of classes have the prior's share of the held-out data.
+    """Return weights under which groups of classes have the prior's share of the held-out data.
 
         w_i = u_i · π(g) / Σ_{j in g} u_j,   i in g
 
@@ -153,7 +151,7 @@ def _chunks(
 
 
 def _numbers(criterion: str, below: FloatArray, labels: IntArray, taus: FloatArray) -> Any:
-    """What a criterion averages over examples, shape (examples, taus), dense.
+    """Return the numbers that a criterion averages over examples, shape (examples, taus).
 
     For "ece" and "sharpness" shape (examples, taus · 16), sparse: confidence − hit in the place of
     the bin, and Σ p² in the last place.
@@ -184,7 +182,7 @@ def _numbers(criterion: str, below: FloatArray, labels: IntArray, taus: FloatArr
 
 
 def _read(criterion: str, numbers: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The criterion and, to choose by, a calibration error at each tau, of averaged `_numbers`."""
+    """Return the criterion and a calibration error at each tau, from averaged `_numbers`."""
     if criterion in ("log_loss", "squared_error"):
         return numbers, numbers
     by_tau = numbers.reshape(*numbers.shape[:-1], -1, _BINS + 1)
@@ -193,7 +191,7 @@ def _read(criterion: str, numbers: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _choose(criterion: str, numbers: FloatArray, slack: float) -> Any:
-    """Place of the best tau; the sharpest is that among taus whose ECE is within `slack`."""
+    """Return the place of the best tau; for sharpness, among taus whose ECE is within `slack`."""
     value, error = _read(criterion, numbers)
     if criterion == "sharpness":
         calibrated = error <= error.min(axis=-1, keepdims=True) + slack
@@ -285,9 +283,9 @@ def tune_by_calibration(
 
 
 def _grid(bounds: tuple[float, float]) -> FloatArray:
-    """Taus evenly spaced in log tau, and 1; a temperature is positive, so 0 means the open end."""
+    """Return taus evenly spaced in log tau, and 1; a lower bound of 0 is an open end."""
     low, high = bounds
-    low = low if low > 0 else high / 100
+    low = low or high / 100
     grid = np.geomspace(low, high, _GRID)
     if low < 1.0 < high:
         grid = np.sort(np.append(grid[np.abs(np.log(grid)) > 1e-6], 1.0))
@@ -295,7 +293,7 @@ def _grid(bounds: tuple[float, float]) -> FloatArray:
 
 
 def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> FloatArray:
-    """The lowest point of the parabola through each row's least value and its neighbours."""
+    """Return the lowest point of the parabola through each row's least value and neighbours."""
     middle = picks.clip(1, len(log_taus) - 2)
     rows = np.arange(len(values))
     x = [log_taus[middle + k] for k in (-1, 0, 1)]
@@ -308,34 +306,29 @@ def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> Floa
 
 
 def _mean(data: HeldOut, criterion: str, taus: FloatArray) -> FloatArray:
-    """Weighted mean over examples of a criterion's numbers at these taus."""
+    """Return the weighted mean over examples of a criterion's numbers at these taus."""
     return np.asarray(sum(w @ _numbers(criterion, f, y, taus) for f, y, w in _chunks(*data)))
 
 
 def _moments(
     data: HeldOut, group: IntArray, criterion: str, taus: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """The weighted mean of a criterion's numbers, and the covariance of that mean.
+    """Return the weighted mean of a criterion's numbers, and the covariance of that mean.
 
     Groups of classes keep their total weight when examples are drawn again, so that what varies is
     only each group's own mean: Σ w² (v − mean of its group)(v − mean of its group)ᵀ, with Σ w = 1.
     """
     groups = int(group.max()) + 1
-    totals, totals2 = np.zeros(groups), np.zeros(groups)
-    sums: Any = 0.0
-    sums2: Any = 0.0
-    products: Any = 0.0
+    totals = totals2 = sums = sums2 = products = 0  # type: Any
     for below, labels, weight in _chunks(*data):
         numbers = _numbers(criterion, below, labels, taus)
         places, shape = (group[labels], np.arange(len(labels))), (groups, len(labels))
         by_group, squared = (
             sparse.csr_array((w, places), shape=shape) for w in (weight, weight**2)
         )
-        totals += by_group.sum(axis=1)
-        totals2 += squared.sum(axis=1)
+        totals, totals2 = totals + by_group.sum(axis=1), totals2 + squared.sum(axis=1)
         scaled: Any = sparse.diags_array(weight) @ numbers
-        sums = sums + by_group @ numbers
-        sums2 = sums2 + squared @ numbers
+        sums, sums2 = sums + by_group @ numbers, sums2 + squared @ numbers
         products = products + scaled.T @ scaled
     if sparse.issparse(sums):
         sums, sums2, products = sums.toarray(), sums2.toarray(), products.toarray()
