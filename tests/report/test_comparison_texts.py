@@ -9,8 +9,7 @@ from scipy import stats
 
 from longtail import ClassPrior
 from longtail.margins import MARGINS
-from longtail.report import comparison as texts
-from longtail.report.compare import Comparison, Row
+from longtail.report.compare import Comparison, Row, summary, tables
 
 PRIOR = ClassPrior.from_counts([200, 50, 5])
 
@@ -43,7 +42,7 @@ def test_the_interval_of_the_best_is_wider_the_more_it_was_picked_from(others):
     worse = [
         row(name, np.full((3, 3), 0.9)) for name in ("adaptive", "balanced", "equalized")[:others]
     ]
-    first, second = texts.summary(comparison(SOFTMAX, BETTER, *worse, ORACLE))
+    first, second = summary(comparison(SOFTMAX, BETTER, *worse, ORACLE))
     assert "gets 30.0% of an average class wrong: 2.0% where" in first
     differences = BETTER.errors - SOFTMAX.errors
     level = 1 - 0.025 / (1 + others)
@@ -57,7 +56,7 @@ def test_the_interval_of_the_best_is_wider_the_more_it_was_picked_from(others):
 
 def test_an_interval_with_zero_in_it_is_no_difference():
     worse = row("equalized", 0.1 + np.array([r.per_class.values for r in SOFTMAX.results]))
-    _, second = texts.summary(comparison(SOFTMAX, NOISY, worse))
+    _, second = summary(comparison(SOFTMAX, NOISY, worse))
     assert "balanced does best, with 21.3%: 8.7 points lower" in second
     assert second.endswith("as the interval includes zero, these seeds show no difference.")
 
@@ -70,7 +69,7 @@ def test_where_no_method_differs_the_best_is_seldom_called_better(others):
     for _ in range(500):
         errors = 0.15 + 0.01 * rng.normal(size=(1 + others, 5, 1)).repeat(3, axis=2)
         rows = [row(name, of) for name, of in zip(("softmax", *names), errors, strict=True)]
-        claims += "more than the seeds' noise" in texts.summary(comparison(*rows))[1]
+        claims += "more than the seeds' noise" in summary(comparison(*rows))[1]
     assert claims / 500 <= 0.045
 
 
@@ -78,8 +77,8 @@ def test_two_seeds_are_too_few_for_an_interval():
     two = comparison(
         *(replace(r, runs=r.runs[:2], results=r.results[:2]) for r in (SOFTMAX, BETTER))
     )
-    assert "two seeds are too few for an interval" in texts.summary(two)[1]
-    assert not any("±" in cell for line in texts.tables(two)[0].rows for cell in line)
+    assert "two seeds are too few for an interval" in summary(two)[1]
+    assert not any("±" in cell for line in tables(two)[0].rows for cell in line)
 
 
 def test_methods_are_compared_over_the_seeds_that_all_have():
@@ -89,8 +88,8 @@ def test_methods_are_compared_over_the_seeds_that_all_have():
     one = row("adaptive", [[0.12] * 3])
     compared = comparison(base, three, one)
     assert compared.best is three
-    said = texts.summary(compared)[1]
+    said = summary(compared)[1]
     assert "equalized does best, with 10.0% (with the one seed that all share)" in said
     assert "19.3 points lower (95% interval over 3 paired seeds, " in said
     apart = replace(one, runs=(SimpleNamespace(members=(), spec=SimpleNamespace(seed=7)),))
-    assert "they share no seed" in texts.summary(comparison(base, three, apart))[1]
+    assert "they share no seed" in summary(comparison(base, three, apart))[1]

@@ -44,7 +44,7 @@ def files(tmp_path_factory):
     result = adjust_predictions(source, prior, n_bootstrap=20)
     return {
         "runs": runs,
-        "adjusted": pages.write_adjusted(result, folder / "adjusted.html", command="longtail"),
+        "adjusted": pages.adjusted_page(result, command="longtail").write(folder / "adjusted.html"),
     }
 
 

@@ -143,10 +143,10 @@ def adjust(
         with _console.progress("writing") as progress:
             written = result.write(out, force=force, progress=progress)
     if report is not None:
-        from longtail.report.pages import write_adjusted
+        from longtail.report.pages import adjusted_page
 
         command = shlex.join(["longtail", *sys.argv[1:]])
-        write_adjusted(result, report, command=command, force=force)
+        adjusted_page(result, command=command).write(report, force=force)
     if json:
         files = None if written is None else written._asdict()
         _console.print_json({**result.to_dict(), "written": files, "page": report})

@@ -66,8 +66,9 @@ def report(
     command = shlex.join(["longtail", "report", *map(str, runs), *words, "--force"])
     compared = compare(open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
-        pages.runs_page(compared, title=title, command=command).write(out, force=True)
-        drawn = [] if figures is None else pages.write_figures(compared, figures)
+        page = pages.runs_page(compared, title=title, command=command)
+        page.write(out, force=True)
+        drawn = [] if figures is None else page.write_figures(figures)
     if json:
         _console.print_json({**compared.to_dict(), "page": out, "figures": drawn})
         return
@@ -81,9 +82,9 @@ def report(
 
 def print_comparison(compared: Comparison) -> None:
     """Print the tables and the summary of a comparison."""
-    from longtail.report import comparison as texts
+    from longtail.report.compare import summary, tables
 
-    for table in texts.tables(compared):
+    for table in tables(compared):
         _console.show_table(table)
-    _console.line(_console.wrapped(" ".join(texts.summary(compared))))
+    _console.line(_console.wrapped(" ".join(summary(compared))))
     _console.line()

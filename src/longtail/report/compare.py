@@ -1,4 +1,4 @@
-"""Comparison of methods from finished runs of one data set, post-hoc methods included.
+"""Comparison of methods from finished runs of one data set: its numbers, tables and summary.
 
 Trained methods are rows; the post-hoc methods are rows too, computed from the saved logits of
 the runs trained with plain softmax. A tau comes from one of three places, and its row says
@@ -8,6 +8,7 @@ the best on the test set, which is an oracle that nobody has in use.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -17,65 +18,18 @@ from scipy import stats
 
 from longtail import _checks, metrics, posthoc, tuning
 from longtail._checks import FloatArray, InputError, IntArray
+from longtail.report import figures
+from longtail.report.tables import GROUP_BOUNDS, Table, percent, signed
 from longtail.runs import Head, Run, same_data
 from longtail.runs.ensemble import trained_seeds
-from longtail.runs.naming import told_apart
+from longtail.runs.naming import by_method
 
 BASELINE = "softmax"
 ADJUSTED, NORMALIZED = "posthoc-logit-adjusted", "posthoc-weight-normalized"
 TauSource = Literal["fixed", "held-out", "oracle"]
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One method over all its seeds.
-
-    Attributes:
-        method: name, as on the command line.
-        tau_source: where a post-hoc method's tau comes from, or None.
-        detail: what else tells it from its neighbours, such as settings.
-        runs: in order of seed; softmax ones for a post-hoc method, a single one of an ensemble.
-        results: their evaluations on the judged split, after any adjustment.
-        taus: of a post-hoc method, shape (runs,), or None.
-    """
-
-    method: str
-    tau_source: TauSource | None
-    detail: str
-    runs: tuple[Run, ...]
-    results: tuple[metrics.Evaluation, ...]
-    taus: FloatArray | None = None
-
-    @property
-    def errors(self) -> FloatArray:
-        """Balanced error of each seed."""
-        return np.array([result.balanced_error for result in self.results])
-
-    @property
-    def per_class(self) -> FloatArray:
-        """Error of each class, mean over seeds, shape (num_classes,)."""
-        return np.asarray(np.mean([result.per_class.values for result in self.results], axis=0))
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The names of the runs that an ensemble is the mean of; none for any other method."""
-        return self.runs[0].members
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds, ascending; of an ensemble its networks', or none where one is not known."""
-        if not self.members:
-            return tuple(run.spec.seed for run in self.runs)
-        behind = trained_seeds(self.runs[0].spec)
-        known = [seed for seed in behind if seed is not None]
-        return tuple(sorted(known)) if len(known) == len(behind) else ()
-
-    def errors_of(self, seeds: Sequence[int]) -> FloatArray:
-        """Balanced errors of some seeds, in their order; the one that an ensemble has."""
-        if self.members:
-            return self.errors
-        of_seed = dict(zip(self.seeds, self.errors, strict=True))
-        return np.array([of_seed[seed] for seed in seeds])
+_SOURCES = {"fixed": "τ = 1", "held-out": "τ held-out", "oracle": "oracle τ"}
+_TOO_FEW = {1: "one seed is too few for an interval", 2: "two seeds are too few for an interval"}
+_BOUNDS = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
 
 
 @dataclass(frozen=True)
@@ -102,15 +56,74 @@ class Interval:
         """True if zero lies outside: a paired difference is then more than noise."""
         return self.low > 0 or self.high < 0
 
+    def __str__(self) -> str:
+        """Return ``−5.0 [−6.3, −3.7]``, in percentage points."""
+        ends = "" if math.isnan(self.low) else f" [{signed(self.low)}, {signed(self.high)}]"
+        return f"{signed(self.mean)}{ends}"
+
 
 def mean_interval(values: Sequence[float] | FloatArray, *, level: float = 0.95) -> Interval:
     """Return Student's t-interval of a mean; none of two values, with which it spans ±12.7 SE."""
     array = np.asarray(values, dtype=np.float64)
     mean, n = float(array.mean()), len(array)
-    if n < 3:
-        return Interval(mean, float("nan"), float("nan"), n)
-    half = float(stats.t.ppf(0.5 + level / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))
+    half = math.nan
+    if n >= 3:
+        half = float(stats.t.ppf(0.5 + level / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))
     return Interval(mean, mean - half, mean + half, n)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One method over all its seeds.
+
+    Attributes:
+        method: name, as on the command line.
+        tau_source: where a post-hoc method's tau comes from, or None.
+        detail: what else tells it from its neighbours, such as settings.
+        runs: in order of seed; softmax ones for a post-hoc method, a single one of an ensemble.
+        results: their evaluations on the judged split, after any adjustment.
+        taus: of a post-hoc method, shape (runs,), or None.
+    """
+
+    method: str
+    tau_source: TauSource | None
+    detail: str
+    runs: tuple[Run, ...]
+    results: tuple[metrics.Evaluation, ...]
+    taus: FloatArray | None = None
+
+    @property
+    def name(self) -> str:
+        """Name for people, such as ``post-hoc logit adj. (τ held-out)``."""
+        detail = _SOURCES[self.tau_source] if self.tau_source else self.detail
+        return figures.label(self.method) + (f" ({detail})" if detail else "")
+
+    @property
+    def errors(self) -> FloatArray:
+        """Balanced error of each seed."""
+        return np.array([result.balanced_error for result in self.results])
+
+    @property
+    def per_class(self) -> FloatArray:
+        """Error of each class, mean over seeds, shape (num_classes,)."""
+        return np.asarray(np.mean([result.per_class.values for result in self.results], axis=0))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names of the runs that an ensemble is the mean of; none for any other method."""
+        return self.runs[0].members
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, ascending; of an ensemble its networks', or none where one is not known."""
+        if not self.members:
+            return tuple(run.spec.seed for run in self.runs)
+        behind = trained_seeds(self.runs[0].spec)
+        return () if None in behind else tuple(sorted(cast(set[int], behind)))
+
+    def errors_of(self, seeds: Sequence[int]) -> FloatArray:
+        """Balanced errors of some seeds, in their order; the one that an ensemble has."""
+        return self.errors if self.members else self.errors[[*map(self.seeds.index, seeds)]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +173,16 @@ class Comparison:
         found = [set(row.seeds) for row in self.honest if not row.members]
         return tuple(sorted(set.intersection(*found))) if found else ()
 
+    @property
+    def which_seeds(self) -> str:
+        """Words for the seeds that `mean_error` is over, where they are not each row's own."""
+        shared = self.shared_seeds
+        if all(row.seeds == shared for row in self.honest if not row.members):
+            return ""
+        if len(shared) > 1:
+            return f"over the {len(shared)} seeds that all share"
+        return "with the one seed that all share" if shared else "they share no seed"
+
     def mean_error(self, row: Row) -> float:
         """Return a row's error over the seeds that all rows share, or else over its own.
 
@@ -176,19 +199,16 @@ class Comparison:
     def against_softmax(self, row: Row, *, level: float = 0.95) -> Interval | None:
         """Return the difference of errors to softmax, paired by seed; None without common seeds.
 
-        An ensemble is no seed among others: it is compared to softmax's mean over the seeds of
-        its networks, all of which softmax must have, without an interval.
+        An ensemble is compared to softmax's mean over the seeds of its networks, all of which
+        softmax must have, without an interval.
         """
         base = self.baseline
-        if base is None:
-            return None
-        both = sorted(set(row.seeds) & set(base.seeds))
-        if not both or (row.members and len(both) < len(row.seeds)):
+        both = sorted(set(row.seeds) & set(base.seeds)) if base else []
+        if base is None or not both or (row.members and len(both) < len(row.seeds)):
             return None
         mine, theirs = row.errors_of(both), base.errors_of(both)
         if row.members:
-            change = float(mine.mean() - theirs.mean())
-            return Interval(change, float("nan"), float("nan"), len(both))
+            return Interval(float(mine.mean() - theirs.mean()), math.nan, math.nan, len(both))
         return mean_interval(mine - theirs, level=level)
 
     def best_against_softmax(self) -> Interval | None:
@@ -202,15 +222,14 @@ class Comparison:
         return self.against_softmax(self.best, level=1 - 0.05 / self.rivals)
 
     def group_errors(self, row: Row) -> dict[str, float]:
-        """Mean error of many-, medium- and few-shot classes; NaN for a group without classes."""
-        groups = self.runs[0].prior.groups()
+        """Return mean errors of many-, medium- and few-shot classes; NaN for an empty group."""
         return {
-            name: float(row.per_class[classes].mean()) if len(classes) else float("nan")
-            for name, classes in groups.items()
+            name: float(row.per_class[classes].mean()) if len(classes) else math.nan
+            for name, classes in self.runs[0].prior.groups().items()
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and dicts for JSON; errors are fractions."""
+        """Return plain numbers, lists and dicts for JSON; errors are fractions."""
         rows = []
         for row in self.rows:
             error, change = mean_interval(row.errors), self.against_softmax(row)
@@ -232,6 +251,9 @@ class Comparison:
             {"run": run.folder, "why": why} for why, runs in self.left_out.items() for run in runs
         ]
         return {"split": self.split, "rows": rows, "left_out": left_out}
+
+
+# ---------------------------------------------------------------------------- from runs
 
 
 def compare(runs: Iterable[Run], *, split: str = "test") -> Comparison:
@@ -264,10 +286,22 @@ def compare(runs: Iterable[Run], *, split: str = "test") -> Comparison:
             f"classes; `longtail evaluate` shows the errors of the others."
         )
 
-    rows = [
-        Row(name, None, detail, tuple(group), tuple(_judged(run, split) for run in group))
-        for (name, detail), group in _grouped(full).items()
-    ]
+    rows = []
+    for name, group in by_method(full).items():
+        method = group[0].spec.method.name
+        detail = name.removeprefix(method).strip(" ()").replace(") (", ", ")
+        _by_seed(group)
+        rows.append(
+            Row(method, None, detail, tuple(group), tuple(_judged(r, split) for r in group))
+        )
+    ways = [row.detail or "plain" for row in rows if row.method == BASELINE]
+    if len(ways) > 1:
+        raise InputError(
+            f"compare: {BASELINE!r} was run in {len(ways)} ways ({'; '.join(ways)}), but the "
+            f"others are compared to one and the post-hoc methods start from one; compare the "
+            f"runs of each by themselves."
+        )
+
     plain = [run for run in full if run.spec.method.name == BASELINE]
     held, left_out = _partners([r for r in everything if r.spec.dataset.held_out], plain)
     curves: dict[str, dict[int, tuning.TauCurve]] = {}
@@ -315,34 +349,6 @@ def _tuned(run: Run, split: str, method: str) -> tuning.TauResult:
     return tuning.tune_tau(scores, target, run.prior, **settings)
 
 
-def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
-    """Runs by method; settings and recipe become the detail where a method has several.
-
-    Where that leaves two runs of one seed together, so does all else that tells them apart.
-    """
-    alike: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        method = run.spec.method
-        detail = ", ".join(f"{key}={value}" for key, value in sorted(method.settings.items()))
-        if len({r.spec.recipe.name for r in runs if r.spec.method.name == method.name}) > 1:
-            detail = ", ".join(filter(None, (detail, run.spec.recipe.name)))
-        alike.setdefault((method.name, detail), []).append(run)
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for (name, detail), group in alike.items():
-        distinct = len({run.spec.seed for run in group}) == len(group)
-        for words, part in ({"": group} if distinct else told_apart(group)).items():
-            _by_seed(part)
-            groups[name, ", ".join(filter(None, (detail, words)))] = part
-    plain = [detail or "plain" for name, detail in groups if name == BASELINE]
-    if len(plain) > 1:
-        raise InputError(
-            f"compare: {BASELINE!r} was run in {len(plain)} ways ({'; '.join(plain)}), but the "
-            f"others are compared to one and the post-hoc methods start from one; compare the "
-            f"runs of each by themselves."
-        )
-    return groups
-
-
 def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:
     """Runs by their seed, of which each may be there once."""
     found: dict[int, Run] = {}
@@ -363,20 +369,158 @@ def _partners(
 
     A tau suits the training that it was chosen for: after one epoch it is another than after ten.
     """
-    of_seed = {run.spec.seed: run for run in plain}
+    whole = {run.spec.seed: run.spec for run in plain}
     matched: list[Run] = []
     left_out: dict[str, tuple[Run, ...]] = {}
     for run in held:
-        whole = of_seed.get(run.spec.seed)
         why = f"no {BASELINE} run on the whole training set has the same seed"
-        if whole is not None:
-            same_part = replace(run.spec.dataset, held_out=whole.spec.dataset.held_out)
-            lines = replace(run.spec, dataset=same_part).difference(whole.spec)
+        if run.spec.seed in whole:
+            spec = replace(run.spec, dataset=replace(run.spec.dataset, held_out=0.0))
+            lines = spec.difference(whole[run.spec.seed])
+            if not lines:
+                matched.append(run)
+                continue
             words = [line.removeprefix("recipe.values.") for line in lines]
             why = f"not trained like the {BASELINE} run on the whole training set: "
-            why = why + _checks.listing(words, most=3) if words else ""
-        if why:
-            left_out[why] = (*left_out.get(why, ()), run)
-        else:
-            matched.append(run)
+            why += _checks.listing(words, most=3)
+        left_out[why] = (*left_out.get(why, ()), run)
     return _by_seed(matched), left_out
+
+
+# ---------------------------------------------------------------------------- in words
+
+
+def headline(comparison: Comparison) -> Table:
+    """Return everything about the rows of the comparison in one wide table."""
+    lines = []
+    for row in comparison.rows:
+        error, tau = mean_interval(row.errors), ""
+        half = "" if math.isnan(error.low) else f" ± {percent(error.half_width)}"
+        change = None if row is comparison.baseline else comparison.against_softmax(row)
+        if row.taus is not None:
+            low, high = row.taus.min(), row.taus.max()
+            tau = f"{row.taus.mean():.2f} ({low:.2f}–{high:.2f})"
+            tau = tau if high - low >= 0.005 else f"{row.taus.mean():.3g}"
+        cells = (percent(error.mean) + half, f"{change or ''}", tau)
+        lines.append((row.name, *cells, *map(percent, comparison.group_errors(row).values())))
+    return Table(
+        f"Balanced error in percent on the {comparison.split} set",
+        ("method", "balanced error", "against softmax", "τ", *GROUP_BOUNDS),
+        lines,
+        note=f"{_note(comparison)} Training examples of a class: {_BOUNDS}.",
+    )
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """Return the headline in two tables narrow enough for a terminal."""
+    full = headline(comparison)
+    taus = ["" if row.taus is None else f"{row.taus.mean():.2f}" for row in comparison.rows]
+    errors = [(*line[:3], tau) for line, tau in zip(full.rows, taus, strict=True)]
+    return [
+        Table(full.title, full.header[:4], errors, note=_note(comparison)),
+        Table(
+            "Error in percent of classes by their training examples",
+            ("method", *GROUP_BOUNDS),
+            [(line[0], *line[4:]) for line in full.rows],
+            note=f"Training examples of a class: {_BOUNDS}.",
+        ),
+    ]
+
+
+def _note(comparison: Comparison) -> str:
+    counts = sorted({len(row.seeds) for row in comparison.rows if not row.members})
+    sources = {row.tau_source for row in comparison.rows}
+    parts = []
+    if counts and counts[-1] > 2:
+        number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
+        parts.append(
+            f"Mean over {number} seeds ± half the width of its 95% "
+            f"interval (Student's t); differences are paired by seed, with their 95% interval in "
+            f"brackets."
+        )
+    elif counts:
+        why = _TOO_FEW[counts[-1]]
+        parts.append(f"{why[0].upper()}{why[1:]}; train more before concluding.")
+    if any(row.members for row in comparison.rows):
+        parts.append(
+            "Ensemble: the mean of several networks' logits, one result without an interval; its "
+            "difference is to the mean of softmax over the seeds of its networks."
+        )
+    if "held-out" in sources:
+        parts.append(
+            "τ held-out: chosen on data held out of a second training run of the same seed."
+        )
+    if "oracle" in sources:
+        parts.append(
+            f"Oracle τ: the best on the {comparison.split} set itself, which nobody has in use."
+        )
+    parts.append(bias_note(comparison))
+    for why, runs in comparison.left_out.items():
+        names = _checks.listing((run.name for run in runs), most=5)
+        parts.append(f"Left out: {names} ({why}).")
+    return " ".join(filter(None, parts))
+
+
+def bias_note(comparison: Comparison) -> str:
+    """Return what weight normalization did to the bias; its errors depend on it by many points."""
+    if not any(row.method == NORMALIZED for row in comparison.rows):
+        return ""
+    return "Weight norm. divides the whole logit, bias included (bias mode: scale)."
+
+
+def summary(comparison: Comparison) -> list[str]:
+    """Return what happened, in two plain sentences made from the numbers."""
+    base, winner, seeds = comparison.baseline, comparison.best, comparison.which_seeds
+    aside = f" ({seeds})" if seeds else ""
+    error = f"{percent(comparison.mean_error(winner))}%{aside}"
+    if base is None:
+        first = f"The one method, {winner.name}, has a balanced error of {error}."
+        if (number := len(comparison.honest)) > 1:
+            first = f"Of {number} methods, {winner.name} has the lowest balanced error, {error}."
+        return [
+            first,
+            "Without a run trained with plain softmax there is nothing to compare it to.",
+        ]
+    text = (
+        f"Trained on {comparison.runs[0].spec.dataset.name} with plain softmax, the model gets "
+        f"{percent(float(base.errors.mean()))}% of an average class wrong"
+    )
+    groups = {k: v for k, v in comparison.group_errors(base).items() if not math.isnan(v)}
+    if len(groups) > 1:
+        first, *_, last = groups
+        text += (
+            f": {percent(groups[first])}% where a class has {first} training examples "
+            f"({GROUP_BOUNDS[first]}), {percent(groups[last])}% where it has {last} "
+            f"({GROUP_BOUNDS[last]})"
+        )
+    if winner is base:
+        return [f"{text}.", f"No other method has a lower balanced error here{aside}."]
+    return [f"{text}.", _winner_sentence(comparison, error)]
+
+
+def _winner_sentence(comparison: Comparison, error: str) -> str:
+    winner, others = comparison.best, comparison.rivals
+    saw = f"never saw the {comparison.split} set"
+    if comparison.split == "train":
+        saw = "learnt from these very images"
+    text = f"Of the {others} other methods that {saw}, {winner.name} does best, with {error}"
+    if others == 1:
+        text = f"{winner.name[0].upper()}{winner.name[1:]}, which {saw}, gets {error} wrong"
+    found = comparison.best_against_softmax()
+    if found is None:
+        return f"{text}; it shares no seeds with softmax to compare it by."
+    text += f": {percent(abs(found.mean))} points {'lower' if found.mean < 0 else 'higher'}"
+    if winner.members:
+        return (
+            f"{text} than softmax's mean over its networks' seeds; it is the mean of "
+            f"{len(winner.members)} networks and has no interval, so this may be noise."
+        )
+    if math.isnan(found.low):
+        return f"{text}, but {_TOO_FEW[found.seeds]}, so this may be noise."
+    picked = f", wider since it was picked among {others} by these errors" if others > 1 else ""
+    low, high = sorted((-found.low, -found.high))
+    text += f" (95% interval over {found.seeds} paired seeds{picked}: {percent(low)} to "
+    text += f"{percent(high)})"
+    if found.excludes_zero:
+        return f"{text}, and as the interval excludes zero, that is more than the seeds' noise."
+    return f"{text}, but as the interval includes zero, these seeds show no difference."

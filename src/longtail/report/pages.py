@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,22 @@ from longtail.conformal import PredictionSets
 from longtail.predictions import AdjustResult
 from longtail.priors import ClassPrior
 from longtail.report import adjusting, charts, figures
-from longtail.report import comparison as texts
 from longtail.report.charts import Chart, Choice, ClassAxis, Series, TauMethod
-from longtail.report.compare import ADJUSTED, Comparison, Row, mean_interval
+from longtail.report.compare import (
+    ADJUSTED,
+    Comparison,
+    Row,
+    bias_note,
+    headline,
+    mean_interval,
+    summary,
+)
 from longtail.report.tables import GROUP_BOUNDS, Table, percent, signed
 from longtail.runs import files
 from longtail.tuning import TauCurve
 
 CURVE_STEPS, SLIDER_STEPS = 200, 80
-# Files of `write_figures`, and the charts in them.
+# The charts that are drawn for papers too, by the names of their files.
 FIGURES = {
     "errors": "chart-methods",
     "tau": "chart-tau",
@@ -52,11 +59,27 @@ _PRIMER = (
 
 
 class Page:
-    """A page under construction: its sections as HTML, and the charts in them."""
+    """A page under construction.
 
-    def __init__(self, title: str, lead: Sequence[str]) -> None:
-        self.title, self.lead = title, lead
-        self.tiles: list[tuple[str, str, str]] = []
+    Args:
+        title: of the page.
+        lead: its first paragraphs.
+        tiles: numbers that stand out: name, value and note.
+        axis: the classes, as all charts show them.
+        groups: classes of each group that has some.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        lead: Sequence[str],
+        *,
+        tiles: Sequence[tuple[str, str, str]],
+        axis: ClassAxis,
+        groups: Mapping[str, IntArray],
+    ) -> None:
+        self.title, self.lead, self.tiles, self.axis = title, lead, tiles, axis
+        self.groups = {name: classes for name, classes in groups.items() if len(classes)}
         self.charts: dict[str, Chart] = {}
         self.slider: dict[str, Any] | None = None
         self.sections: list[tuple[str, str, str]] = []
@@ -75,6 +98,12 @@ class Page:
             f"</div><figcaption>{escape(caption)}</figcaption></figure>"
         )
 
+    def frequencies(self, counts: FloatArray, facts: str) -> str:
+        """Return the chart of class frequencies beside facts about the data."""
+        chart = charts.frequencies(self.axis, counts)
+        figure = self.figure(chart, f"Training examples of each {self.axis.each}.")
+        return f'<div class="pair"><div>{facts}</div><div>{figure}</div></div>'
+
     def tau(
         self,
         text: str,
@@ -83,15 +112,17 @@ class Page:
         *,
         curve_taus: FloatArray,
         slider_taus: FloatArray,
-        axis: ClassAxis,
-        groups: dict[str, IntArray],
         references: Sequence[tuple[Series, float]] = (),
         start: float,
     ) -> None:
         """Add the section about tau: the curve, and the slider with its two charts."""
-        curve = charts.tau_curves(curve_taus, methods, references, start=start)
-        self.slider, *bars = charts.slider(slider_taus, axis, groups, methods, start=start)
-        by = ("By group", "By groups of classes" if axis.each != "class" else "By class")
+        curve = self.figure(
+            charts.tau_curves(curve_taus, methods, references, start=start), caption
+        )
+        self.slider, *bars = charts.slider(
+            slider_taus, self.axis, self.groups, methods, start=start
+        )
+        by = ("By group", "By class" if self.axis.each == "class" else "By groups of classes")
         both = (
             self.figure(chart, f"{how}. Outline: τ = 0, no adjustment.")
             for how, chart in zip(by, bars, strict=True)
@@ -105,35 +136,29 @@ class Page:
             f'<p id="tau-says" aria-live="polite"></p></div><div class="pair">{"".join(both)}</div>'
             f"</div>"
         )
-        self.section("tau", "What τ does", text, self.figure(curve, caption), slider)
+        self.section("tau", "What τ does", text, curve, slider)
 
     def errors(
-        self,
-        axis: ClassAxis,
-        groups: dict[str, IntArray],
-        series: Sequence[Series],
-        values: FloatArray,
-        *,
-        bounds: str,
-        note: str = "",
+        self, series: Sequence[Series], values: FloatArray, *, bounds: str, note: str = ""
     ) -> None:
         """Add the sections about errors by class and group; `values` (methods, classes)."""
+        axis, each = self.axis, self.axis.each
         named = zip(axis.names, axis.counts, axis.mean(values).T, strict=True)
         rows = [(name, count, *(f"{value:.1f}" for value in of)) for name, count, of in named]
         header = ("class", "training examples", *(one.label for one in series))
-        numbers = table(Table(f"Error of each {axis.each} in percent", header, rows, note))
-        many = f"Each point is the mean of a {axis.each}. " if axis.each != "class" else ""
+        numbers = table(Table(f"Error of each {each} in percent", header, rows, note))
+        many = f"Each point is the mean of a {each}. " if each != "class" else ""
         self.section(
             "classes",
-            f"Error of each {axis.each}",
+            f"Error of each {each}",
             f"{many}Classes stand in order of frequency; names in the legend are buttons that "
             "show and hide a line.",
             self.figure(charts.by_class(axis, series, values), "Means, most frequent first."),
             folded("The numbers", numbers),
         )
-        if groups:
-            sizes = {name: len(classes) for name, classes in groups.items()}
-            means = np.stack([values[:, k].mean(axis=1) for k in groups.values()], axis=1)
+        if self.groups:
+            sizes = {name: len(classes) for name, classes in self.groups.items()}
+            means = np.stack([values[:, k].mean(axis=1) for k in self.groups.values()], axis=1)
             self.section(
                 "groups",
                 "Many, medium, few",
@@ -179,7 +204,7 @@ class Page:
             document = document.replace(place, part)
         return document
 
-    def write(self, path: str | Path, *, force: bool) -> Path:
+    def write(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the page, making its folder, and return the path."""
         path = Path(path)
         if path.exists() and not force:
@@ -189,15 +214,21 @@ class Page:
         files.write_bytes(path, text.encode())
         return path
 
+    def write_figures(self, folder: str | Path) -> list[Path]:
+        """Write the charts of `FIGURES` that are there as SVG and PNG for papers."""
+        paths: list[Path] = []
+        for stem, id in FIGURES.items():
+            if chart := self.charts.get(id):
+                paths += figures.save(charts.draw(chart), Path(folder) / stem, title=chart.label)
+        return paths
+
+
+# ---------------------------------------------------------------------------- HTML
+
 
 def folded(summary: str, content: str) -> str:
     """Return HTML that waits behind its summary until asked for."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
-
-
-def pair(left: str, right: str) -> str:
-    """Return two blocks side by side where the screen is wide enough."""
-    return f'<div class="pair"><div>{left}</div><div>{right}</div></div>'
 
 
 def facts(items: dict[str, str]) -> str:
@@ -237,6 +268,401 @@ def table(
     )
 
 
+# ---------------------------------------------------------------------------- runs
+
+
+def runs_page(
+    comparison: Comparison, *, title: str | None = None, command: str | None = None
+) -> Page:
+    """Return the page about runs of one data set.
+
+    Args:
+        comparison: of the runs, from `compare`.
+        title: of the page; made from the data's name if absent.
+        command: what to type to make it again.
+    """
+    first, prior = comparison.runs[0], comparison.runs[0].prior
+    page = Page(
+        title or f"Long-tailed classification on {first.spec.dataset.name}",
+        summary(comparison),
+        tiles=_tiles(comparison),
+        axis=ClassAxis.of(prior, first.class_names),
+        groups=prior.groups(),
+    )
+    counts = np.asarray(prior.probs if prior.counts is None else prior.counts, dtype=np.float64)
+    page.section(
+        "trained",
+        "What was trained on what",
+        f"The training set has {prior.num_classes:,} classes; the most frequent has "
+        f"{prior.imbalance_ratio:,.0f} times as many examples as the rarest "
+        f"({counts.max():,.6g} against {counts.min():,.6g}).",
+        page.frequencies(counts, facts(_data_facts(comparison))),
+        facts(_training_facts(comparison)),
+    )
+    page.section(
+        "results",
+        "Results",
+        "The balanced error of every method, lower being better. The best one is picked here by "
+        "the very error shown, so its lead is flattered a little; the intervals are each "
+        "method's own.",
+        page.figure(
+            charts.method_errors(
+                series_of(comparison.rows, comparison),
+                [mean_interval(100 * row.errors) for row in comparison.rows],
+                [row.tau_source == "oracle" for row in comparison.rows],
+            ),
+            "Dots: means over seeds, with 95% intervals from three seeds on; dotted: softmax; "
+            "hollow: oracle.",
+        ),
+        _results_table(comparison),
+    )
+    if comparison.curves:
+        _tau(page, comparison)
+    rows = shown_rows(comparison)
+    series, values = series_of(rows, comparison), 100 * np.array([row.per_class for row in rows])
+    bounds = ", ".join(f"{name} {bound}" for name, bound in GROUP_BOUNDS.items())
+    page.errors(series, values, bounds=bounds, note=bias_note(comparison))
+    found = [[result.reliability for result in row.results] for row in rows]
+    pooled = [sum(of_seed[1:], of_seed[0]) for of_seed in found]
+    eces = [100 * float(np.mean([one.ece for one in of_seed])) for of_seed in found]
+    page.section(
+        "calibration",
+        "Can its confidence be trusted?",
+        f"Predictions on the {comparison.split} set, sorted by how sure the model was of them. "
+        "On the diagonal it is right as often as it says; below, it is overconfident.",
+        page.figure(
+            charts.calibration(series, pooled, eces),
+            f"15 bins, seeds together, those with fewer than {charts.FEWEST} predictions left "
+            "out; a larger mark holds more. ECE: expected calibration error, mean over seeds.",
+        ),
+    )
+    _sets(page, comparison)
+    rows = [row for row in rows if not row.tau_source and all(run.head for run in row.runs)]
+    if rows:
+        norms = [np.mean([run.head.norms for run in r.runs if run.head], axis=0) for r in rows]
+        page.section(
+            "norms",
+            "Weight norms",
+            "Weight normalisation assumes that frequent classes get larger weights in the last "
+            "layer, and divides by their norms. Where norms do not follow frequency, it has "
+            "nothing to correct.",
+            page.figure(
+                charts.weight_norms(page.axis, counts, series_of(rows, comparison), norms),
+                "Mean over seeds; r: correlation of the norm with the logarithm of the frequency.",
+            ),
+        )
+    _again(page, comparison, command)
+    return page
+
+
+def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
+    seeds, found = comparison.which_seeds, comparison.best_against_softmax()
+    note = f"balanced error ({seeds})" if seeds else "balanced error"
+    tiles = [
+        (row.name, f"{percent(comparison.mean_error(row))}%", note)
+        for row in dict.fromkeys((comparison.baseline, comparison.best))
+        if row is not None
+    ]
+    if found is not None:
+        words = "percentage points"
+        if not math.isnan(found.low):
+            words += f", 95% interval {signed(found.low)} to {signed(found.high)}"
+            words += f" as the best of {comparison.rivals}" if comparison.rivals > 1 else ""
+        tiles.append(("difference", signed(found.mean), words))
+    return tiles
+
+
+def _data_facts(comparison: Comparison) -> dict[str, str]:
+    runs, first = comparison.runs, comparison.runs[0]
+    prior, data = first.prior, first.spec.dataset
+    asked = {"profile": data.profile, "ratio": data.imbalance_ratio, **data.settings}
+    total = 0 if prior.counts is None else int(prior.counts.sum())
+    judged = np.bincount(comparison.target, minlength=prior.num_classes)
+    each = "–".join(dict.fromkeys(f"{n}" for n in (judged.min(), judged.max())))
+    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
+    parts = {f"{run.spec.dataset.held_out:.0%}" for run in comparison.held_out.values()}
+    sizes = (run.record.get("facts", {}).get("parameters") for run in runs)
+    return {
+        "Data": _words(asked, data.name),
+        "Trained on": f"{total:,} examples of {prior.num_classes:,} classes",
+        "Judged on": f"{len(comparison.target):,} {comparison.split} examples, {each} per class",
+        "Model": _unique(_words(run.spec.model.settings, run.spec.model.name) for run in runs),
+        "Parameters": _unique(f"{size:,}" for size in sizes if size),
+        "Trained with": ", ".join(row.name for row in comparison.rows if not row.tau_source),
+        "Seeds": f"{len(seeds)} ({', '.join(map(str, seeds))})",
+        "Choice of τ": "".join(
+            f"on {part} of each class, held out of a second softmax run per seed" for part in parts
+        ),
+    }
+
+
+def _training_facts(comparison: Comparison) -> dict[str, str]:
+    runs, both = comparison.runs, [*comparison.runs, *comparison.held_out.values()]
+    seconds = sum(run.record["seconds"] or 0.0 for run in both)
+    return {
+        "Recipe": _unique(_words(run.spec.recipe.values, run.spec.recipe.name) for run in runs),
+        "Changed in it": _unique(_words(run.spec.recipe.overrides) for run in runs),
+        "Other settings": _unique(_words(run.spec.settings) for run in runs),
+        "Data fingerprint": runs[0].data[:16],
+        "Device": _unique(run.record["device"] for run in runs),
+        "Training time": f"{seconds / 60:.1f} minutes in all, {len(both)} runs",
+        "Versions": _unique(_words(run.record["versions"]) for run in runs),
+    }
+
+
+def _words(settings: Any, name: str = "") -> str:
+    """Settings in words; in parentheses after a name, if there is one."""
+    pairs = ", ".join(
+        f"{key.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
+        for key, value in settings.items()
+        if value not in (None, "", (), {})
+    )
+    return f"{name} ({pairs})" if name and pairs else name or pairs
+
+
+def _unique(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(value for value in values if value))
+
+
+def _results_table(comparison: Comparison) -> str:
+    """The rows in three groups, with the best of the honest ones marked."""
+    full, rows = headline(comparison), comparison.rows
+    headings = (
+        "Trained with",
+        "After training, from the softmax model's logits",
+        f"Oracle: τ chosen on the {comparison.split} set itself. A bound on what a better choice "
+        "of τ could give; nobody has it in use.",
+    )
+    kinds = [(row.tau_source is not None) + (row.tau_source == "oracle") for row in rows]
+    order = sorted(range(len(rows)), key=kinds.__getitem__)
+    starts = {sorted(kinds).index(kind): headings[kind] for kind in kinds}
+    best = order.index(rows.index(comparison.best))
+    ordered = Table(full.title, full.header, [full.rows[i] for i in order], full.note)
+    return table(ordered, headings=starts, strong=best)
+
+
+def shown_rows(comparison: Comparison) -> list[Row]:
+    """Return the rows for charts by class: the trained ones, and each post-hoc one once.
+
+    A tau from held-out data goes before the theory's 1, since that is what a user would do.
+    """
+    chosen = {row.method for row in comparison.rows if row.tau_source == "held-out"}
+    return [
+        row
+        for row in comparison.rows
+        if row.tau_source in (None, "held-out" if row.method in chosen else "fixed")
+    ]
+
+
+def series_of(rows: Sequence[Row], comparison: Comparison) -> list[Series]:
+    """Return the looks of rows; at first softmax, the logit-adjusted ones and the best are drawn.
+
+    Rows of one colour are told apart by their variant: a method in several ways, and a loss
+    with one thing and another on top.
+    """
+    first = {"softmax", "logit-adjusted", ADJUSTED, comparison.best.method}
+    colors = [figures.color(row.method) for row in rows]
+    return [
+        Series(row.name, color, colors[:i].count(color), row.method in first or len(rows) <= 4)
+        for i, (row, color) in enumerate(zip(rows, colors, strict=True))
+    ]
+
+
+def _tau(page: Page, comparison: Comparison) -> None:
+    """Add the section about tau of the post-hoc methods."""
+    marks = {
+        "held-out": "τ chosen on held-out data",
+        "oracle": f"oracle: best τ on the {comparison.split} set",
+    }
+    used = [float(row.taus.mean()) for row in comparison.rows if row.taus is not None]
+    curve_taus = np.linspace(0, 4, CURVE_STEPS + 1)
+    slider_taus = np.union1d(np.linspace(0, 4, SLIDER_STEPS + 1), used)
+    methods = []
+    for method, of_seed in comparison.curves.items():
+        curves = list(of_seed.values())
+        choices, presets = {}, {"no adjustment": 0.0, "theory": 1.0}
+        for row in comparison.rows:
+            if row.method == method and row.tau_source in marks and row.taus is not None:
+                tau, error = float(row.taus.mean()), 100 * float(row.errors.mean())
+                ends = float(row.taus.min()), float(row.taus.max())
+                choices[marks[row.tau_source]] = Choice(tau, *ends, error)
+                presets[row.tau_source] = tau
+        series = Series(figures.label(method), figures.color(method))
+        values = 100 * np.array([curve(curve_taus) for curve in curves])
+        per_class = _per_class(curves, slider_taus)
+        methods.append(TauMethod(series, values, per_class, choices, presets))
+    rows = [row for row in comparison.rows if row.method in ("softmax", "logit-adjusted")]
+    errors = [100 * float(row.errors.mean()) for row in rows]
+    page.tau(
+        "Post-hoc methods have one knob, τ. Each curve is exact: it is computed from the saved "
+        "logits, example by example, without training anything again. Move the slider and watch "
+        "common classes pay for rare ones.",
+        "Lines: mean over seeds; shaded: range over seeds; dashed: trained losses, which have no "
+        "slider; upright: where the slider stands.",
+        methods,
+        curve_taus=curve_taus,
+        slider_taus=slider_taus,
+        references=list(zip(series_of(rows, comparison), errors, strict=True)),
+        start=1.0,
+    )
+
+
+def _per_class(curves: Sequence[TauCurve], taus: FloatArray) -> FloatArray:
+    """Each class's error in percent at each tau, mean over curves, shape (taus, classes)."""
+    values = [[curve.per_class(float(tau)) for tau in taus] for curve in curves]
+    return np.asarray(100 * np.mean(values, axis=0))
+
+
+def _sets(page: Page, comparison: Comparison) -> None:
+    """Add the coverage by class of prediction sets, of runs with held-out and judged logits."""
+    split = comparison.split
+    runs = [run for run in comparison.held_out.values() if split in run.splits]
+    if not runs:
+        return
+    ways = {
+        "softmax score": (PredictionSets(method="marginal", tau=0.0), "softmax"),
+        "logit-adjusted score, classes weighing alike": (PredictionSets(), ADJUSTED),
+    }
+    series, values = [], []
+    for label, (sets, method) in ways.items():
+        judged = []
+        for run in runs:
+            sets.fit(*run.logits("held-out")[:2], run.prior)
+            judged.append(sets.evaluate(*run.logits(split)[:2]))
+        macro, size = (np.mean([getattr(j, k) for j in judged]) for k in ("macro", "macro_size"))
+        told = f"{label}: {macro:.1%} in the mean, sets of {size:.2f} classes"
+        series.append(Series(told, figures.color(method)))
+        values.append(100 * np.mean([one.per_class for one in judged], axis=0))
+    page.section(
+        "sets",
+        "Sets that cover rare classes",
+        "Sets of classes that are to hold the true one in 90% of cases, by the softmax runs with a "
+        "held-out part, which chose the threshold. The usual sets leave rare classes out.",
+        page.figure(
+            charts.by_class(page.axis, series, np.array(values), what="coverage"),
+            "Share of each class's examples whose set holds their class, mean over seeds.",
+        ),
+    )
+
+
+def _again(page: Page, comparison: Comparison, command: str | None) -> None:
+    """Add the section with the commands that train the runs and make the page."""
+    runs = [*comparison.runs, *comparison.held_out.values()]
+    typed = dict.fromkeys(run.record.get("command") or "" for run in runs)
+    lines = [words for words in typed if words and f"{words} --force" != command]
+    text = "What was typed; the last command makes this page."
+    if not lines:
+        text = "This trains the runs and makes this page from them:"
+        if not all(typed):
+            text = "The runs don't say how they were started; each one's run.json has its settings."
+    summary = f"The {len(runs)} runs behind this page"
+    rows = [(run.name, f"{run.record['seconds'] or 0:.1f}") for run in runs]
+    listed = folded(summary, table(Table(summary, ("run", "seconds"), rows)))
+    typed_all = commands([*lines, command] if command else lines)
+    page.section("again", "How to run it again", text, typed_all, listed)
+
+
+# ---------------------------------------------------------------------------- predictions
+
+
+def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
+    """Return the page about adjusted predictions.
+
+    Args:
+        result: of labelled predictions.
+        command: what was typed, for the part on how to do it again.
+    """
+    source, prior, tally = result.predictions, result.prior, result.tally
+    assert tally is not None  # a page is about labelled predictions
+    said = adjusting.summary(result)
+    name, change = adjusting.main_change(result)
+    low, high = signed(change.difference.low), signed(change.difference.high)
+    interval = f"percentage points, {result.level:.0%} interval {low} to {high}"
+    kept = np.setdiff1d(np.arange(prior.num_classes), result.left_out)
+    counts, probs = prior.counts, prior.probs[kept]
+    judged = ClassPrior(probs / probs.sum(), None if counts is None else counts[kept])
+    groups = {} if counts is None else prior.groups(many=result.many, few=result.few)
+    page = Page(
+        f"Adjusted predictions of {Path(source.name).name}",
+        said[2:],
+        tiles=[
+            ("before", f"{percent(change.before.value)}%", name),
+            ("after", f"{percent(change.after.value)}%", name),
+            ("difference", signed(change.difference.value), interval),
+        ],
+        axis=ClassAxis.of(judged, [source.label(int(k)) for k in kept]),
+        groups={name: np.flatnonzero(np.isin(kept, k)) for name, k in groups.items()},
+    )
+    left_out = len(result.left_out)
+    ratio = f"{prior.imbalance_ratio:,.4g} times as frequent as the rarest"
+    read = facts(
+        {
+            "File": source.name,
+            "Scores": {"logits": "logits", "probs": "probabilities"}[source.kind],
+            "Classes": f"{source.num_classes:,}; the most frequent is {ratio}",
+            "Judged on": f"{result.num_judged:,} labelled examples",
+            "Tau": said[1],
+            "Left out": f"{left_out:,} classes without examples enough" if left_out else "",
+        }
+    )
+    if counts is not None:
+        read = page.frequencies(np.asarray(counts[kept], dtype=np.float64), read)
+    page.section("read", "What was adjusted", "", read)
+    page.section(
+        "results",
+        "Before and after",
+        "Every example was judged with a τ that it had no part in choosing. Differences are "
+        "paired by example; an interval that excludes zero is more than chance.",
+        *map(table, adjusting.tables(result)),
+    )
+    _adjusted_tau(page, result)
+    wrong = np.stack([tally.wrong, tally.wrong - tally.fixed + tally.broken])
+    looks = {"before": "softmax", "after": ADJUSTED}
+    series = [Series(label, figures.color(method)) for label, method in looks.items()]
+    many, few = f"{result.many:g}", f"{result.few:g}"
+    bounds = f"many over {many}, medium {few} to {many}, few under {few}"
+    page.errors(series, np.asarray(100 * wrong[:, kept] / tally.counts[kept]), bounds=bounds)
+    if command is not None:
+        page.section("again", "How to make it again", "", commands([command]))
+    return page
+
+
+def _adjusted_tau(page: Page, result: AdjustResult) -> None:
+    """Add the section about tau of the adjustment."""
+    curve = result.judged_curve
+    used = result.fold_taus if len(result.fold_taus) else np.array([result.tau])
+    marks = [0.0, 1.0, result.tau, float(curve.minimizer()[0])]
+    curve_taus = tau_grid([*marks, *used], CURVE_STEPS)
+    slider_taus = tau_grid(marks, SLIDER_STEPS)
+    if result.target_prior is None:
+        values = 100 * curve(curve_taus)
+    else:  # the curve is of the error under the target, the chart of the balanced one
+        values = _per_class([curve], curve_taus).mean(axis=1)
+    choices = {}
+    if result.tuning is not None:
+        ends = float(used.min()), float(used.max())
+        after = 100 * result.balanced.after.value
+        choices["τ chosen on held-out data"] = Choice(result.tau, *ends, after)
+    lowest = float(curve_taus[np.argmin(values)])
+    best = Choice(lowest, lowest, lowest, float(values.min()))
+    choices["oracle: best τ on the judged set"] = best
+    presets = {"no adjustment": 0.0}
+    if slider_taus[-1] >= 1.0:
+        presets["theory"] = 1.0
+    presets["given" if result.tuning is None else "chosen"] = result.tau
+    series = Series(figures.label(ADJUSTED), figures.color(ADJUSTED))
+    per_class = _per_class([curve], slider_taus)
+    page.tau(
+        "Each point of the curve is exact: an example is right in one interval of τ, found from "
+        "its scores. Move the slider and watch common classes pay for rare ones.",
+        "Of the judged examples; upright: where the slider stands.",
+        [TauMethod(series, values[None], per_class, choices, presets)],
+        curve_taus=curve_taus,
+        slider_taus=slider_taus,
+        start=result.tau,
+    )
+
+
 def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
     """Return taus from 0 to 4, or a quarter beyond the marks, and the marks.
 
@@ -258,449 +684,3 @@ def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
     inside = [mark for mark in marks if low <= mark <= high]
     grid = np.union1d(np.linspace(low, high, steps + 1), inside)
     return np.asarray(grid[np.append(True, np.diff(grid) > 1e-9 * (high - low))])
-
-
-# ---------------------------------------------------------------------------- runs
-
-
-def runs_page(
-    comparison: Comparison, *, title: str | None = None, command: str | None = None
-) -> Page:
-    """Return the page about runs of one data set.
-
-    Args:
-        comparison: of the runs, from `compare`.
-        title: of the page; made from the data's name if absent.
-        command: what to type to make it again.
-    """
-    first = comparison.runs[0]
-    data, prior = first.spec.dataset.name, first.prior
-    page = Page(title or f"Long-tailed classification on {data}", texts.summary(comparison))
-    page.tiles = _tiles(comparison)
-    axis = ClassAxis.of(prior, first.class_names)
-    counts = np.asarray(prior.probs if prior.counts is None else prior.counts, dtype=np.float64)
-    page.section(
-        "trained",
-        "What was trained on what",
-        f"The training set has {prior.num_classes:,} classes; the most frequent has "
-        f"{prior.imbalance_ratio:,.0f} times as many examples as the rarest "
-        f"({counts.max():,.6g} against {counts.min():,.6g}).",
-        pair(
-            facts(_data_facts(comparison)),
-            page.figure(
-                charts.frequencies(axis, counts), f"Training examples of each {axis.each}."
-            ),
-        ),
-        facts(_training_facts(comparison)),
-    )
-    page.section(
-        "results",
-        "Results",
-        "The balanced error of every method, lower being better. The best one is picked here by "
-        "the very error shown, so its lead is flattered a little; the intervals are each "
-        "method's own.",
-        page.figure(
-            charts.method_errors(
-                series_of(comparison.rows, comparison),
-                [mean_interval(100 * row.errors) for row in comparison.rows],
-                [row.tau_source == "oracle" for row in comparison.rows],
-            ),
-            "Dots: means over seeds, with 95% intervals from three seeds on; dotted: softmax; "
-            "hollow: oracle.",
-        ),
-        _results_table(comparison),
-    )
-    groups = {name: classes for name, classes in prior.groups().items() if len(classes)}
-    if comparison.curves:
-        chosen = [float(row.taus.mean()) for row in comparison.rows if row.taus is not None]
-        curve_taus = tau_grid((), CURVE_STEPS)
-        slider_taus = np.union1d(tau_grid((), SLIDER_STEPS), chosen)
-        rows = [row for row in comparison.rows if row.method in ("softmax", "logit-adjusted")]
-        errors = [100 * float(row.errors.mean()) for row in rows]
-        page.tau(
-            "Post-hoc methods have one knob, τ. Each curve is exact: it is computed from the "
-            "saved logits, example by example, without training anything again. Move the slider "
-            "and watch common classes pay for rare ones.",
-            "Lines: mean over seeds; shaded: range over seeds; dashed: trained losses, which "
-            "have no slider; upright: where the slider stands.",
-            _tau_methods(comparison, curve_taus, slider_taus),
-            curve_taus=curve_taus,
-            slider_taus=slider_taus,
-            axis=axis,
-            groups=groups,
-            references=list(zip(series_of(rows, comparison), errors, strict=True)),
-            start=1.0,
-        )
-    rows = shown_rows(comparison)
-    series, values = series_of(rows, comparison), 100 * np.array([row.per_class for row in rows])
-    bounds = ", ".join(f"{name} {bound}" for name, bound in GROUP_BOUNDS.items())
-    page.errors(axis, groups, series, values, bounds=bounds, note=texts.bias_note(comparison))
-    found = [[result.reliability for result in row.results] for row in rows]
-    pooled = [sum(of_seed[1:], of_seed[0]) for of_seed in found]
-    eces = [100 * float(np.mean([one.ece for one in of_seed])) for of_seed in found]
-    page.section(
-        "calibration",
-        "Can its confidence be trusted?",
-        f"Predictions on the {comparison.split} set, sorted by how sure the model was of them. "
-        "On the diagonal it is right as often as it says; below, it is overconfident.",
-        page.figure(
-            charts.calibration(series, pooled, eces),
-            f"15 bins, seeds together, those with fewer than {charts.FEWEST} predictions left "
-            "out; a larger mark holds more. ECE: expected calibration error, mean over seeds.",
-        ),
-    )
-    _sets(page, comparison, axis)
-    rows = [row for row in rows if not row.tau_source and all(run.head for run in row.runs)]
-    if rows:
-        norms = [np.mean([run.head.norms for run in r.runs if run.head], axis=0) for r in rows]
-        page.section(
-            "norms",
-            "Weight norms",
-            "Weight normalisation assumes that frequent classes get larger weights in the last "
-            "layer, and divides by their norms. Where norms do not follow frequency, it has "
-            "nothing to correct.",
-            page.figure(
-                charts.weight_norms(axis, counts, series_of(rows, comparison), norms),
-                "Mean over seeds; r: correlation of the norm with the logarithm of the frequency.",
-            ),
-        )
-    _again(page, comparison, command)
-    return page
-
-
-def _sets(page: Page, comparison: Comparison, axis: ClassAxis) -> None:
-    """Coverage by class of prediction sets, of the runs that have held-out and judged logits."""
-    runs = [run for run in comparison.held_out.values() if comparison.split in run.splits]
-    if not runs:
-        return
-    ways = {
-        "softmax score": (PredictionSets(method="marginal", tau=0.0), "softmax"),
-        "logit-adjusted score, classes weighing alike": (PredictionSets(), ADJUSTED),
-    }
-    series, values = [], []
-    for label, (sets, method) in ways.items():
-        judged = [
-            sets.fit(*run.logits("held-out")[:2], run.prior).evaluate(
-                *run.logits(comparison.split)[:2]
-            )
-            for run in runs
-        ]
-        macro, size = (np.mean([getattr(j, k) for j in judged]) for k in ("macro", "macro_size"))
-        told = f"{label}: {macro:.1%} in the mean, sets of {size:.2f} classes"
-        series.append(Series(told, figures.color(method)))
-        values.append(100 * np.mean([one.per_class for one in judged], axis=0))
-    page.section(
-        "sets",
-        "Sets that cover rare classes",
-        "Sets of classes that are to hold the true one in 90% of cases, by the softmax runs with a "
-        "held-out part, which chose the threshold. The usual sets leave rare classes out.",
-        page.figure(
-            charts.by_class(axis, series, np.array(values), what="coverage"),
-            "Share of each class's examples whose set holds their class, mean over seeds.",
-        ),
-    )
-
-
-def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
-    winner, seeds = comparison.best, texts.which_seeds(comparison)
-    note = f"balanced error ({seeds})" if seeds else "balanced error"
-    tiles = [
-        (texts.name(row), f"{percent(comparison.mean_error(row))}%", note)
-        for row in dict.fromkeys((comparison.baseline, winner))
-        if row is not None
-    ]
-    found = comparison.best_against_softmax()
-    if found is not None:
-        words = "percentage points"
-        if not math.isnan(found.low):
-            words += f", 95% interval {signed(found.low)} to {signed(found.high)}"
-            words += f" as the best of {comparison.rivals}" if comparison.rivals > 1 else ""
-        tiles.append(("difference", signed(found.mean), words))
-    return tiles
-
-
-def _data_facts(comparison: Comparison) -> dict[str, str]:
-    runs, first = comparison.runs, comparison.runs[0]
-    prior, data = first.prior, first.spec.dataset
-    asked = {"profile": data.profile, "ratio": data.imbalance_ratio, **data.settings}
-    total = 0 if prior.counts is None else int(prior.counts.sum())
-    judged = np.bincount(comparison.target, minlength=prior.num_classes)
-    each = "–".join(dict.fromkeys(f"{n}" for n in (judged.min(), judged.max())))
-    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
-    parts = {f"{run.spec.dataset.held_out:.0%}" for run in comparison.held_out.values()}
-    sizes = [run.record.get("facts", {}).get("parameters") for run in runs]
-    return {
-        "Data": _with(data.name, asked),
-        "Trained on": f"{total:,} examples of {prior.num_classes:,} classes",
-        "Judged on": f"{len(comparison.target):,} {comparison.split} examples, {each} per class",
-        "Model": _unique(_with(r.spec.model.name, r.spec.model.settings) for r in runs),
-        "Parameters": _unique(f"{size:,}" for size in sizes if size),
-        "Trained with": ", ".join(texts.name(r) for r in comparison.rows if not r.tau_source),
-        "Seeds": f"{len(seeds)} ({', '.join(map(str, seeds))})",
-        "Choice of τ": "".join(
-            f"on {part} of each class, held out of a second softmax run per seed" for part in parts
-        ),
-    }
-
-
-def _training_facts(comparison: Comparison) -> dict[str, str]:
-    runs, both = comparison.runs, [*comparison.runs, *comparison.held_out.values()]
-    seconds = sum(run.record["seconds"] or 0.0 for run in both)
-    return {
-        "Recipe": _unique(_with(r.spec.recipe.name, r.spec.recipe.values) for r in runs),
-        "Changed in it": _unique(_pairs(run.spec.recipe.overrides) for run in runs),
-        "Other settings": _unique(_pairs(run.spec.settings) for run in runs),
-        "Data fingerprint": runs[0].data[:16],
-        "Device": _unique(run.record["device"] for run in runs),
-        "Training time": f"{seconds / 60:.1f} minutes in all, {len(both)} runs",
-        "Versions": _unique(_pairs(run.record["versions"]) for run in runs),
-    }
-
-
-def _with(name: str, settings: Any) -> str:
-    pairs = _pairs(settings)
-    return f"{name} ({pairs})" if pairs else name
-
-
-def _pairs(settings: Any) -> str:
-    there = {k: v for k, v in settings.items() if v not in (None, "", (), {})}
-    texts = (f"{v:g}" if isinstance(v, float) else f"{v}" for v in there.values())
-    return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in zip(there, texts, strict=True))
-
-
-def _unique(values: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(value for value in values if value))
-
-
-def _results_table(comparison: Comparison) -> str:
-    """The rows in three groups, with the best of the honest ones marked."""
-    full = texts.headline(comparison)
-    headings = (
-        "Trained with",
-        "After training, from the softmax model's logits",
-        f"Oracle: τ chosen on the {comparison.split} set itself. A bound on what a better choice "
-        "of τ could give; nobody has it in use.",
-    )
-    kinds = [(r.tau_source is not None) + (r.tau_source == "oracle") for r in comparison.rows]
-    order = sorted(range(len(kinds)), key=kinds.__getitem__)
-    starts = {[kinds[i] for i in order].index(kind): headings[kind] for kind in set(kinds)}
-    best = order.index(comparison.rows.index(comparison.best))
-    ordered = Table(full.title, full.header, [full.rows[i] for i in order], full.note)
-    return table(ordered, headings=starts, strong=best)
-
-
-def _again(page: Page, comparison: Comparison, command: str | None) -> None:
-    runs = [*comparison.runs, *comparison.held_out.values()]
-    last = [] if command is None else [command]
-    typed = dict.fromkeys(run.record.get("command") or "" for run in runs)
-    first = [words for words in typed if words and f"{words} --force" != command]
-    text = "What was typed; the last command makes this page."
-    if not first:
-        text = "This trains the runs and makes this page from them:"
-        if not all(typed):
-            text = "The runs don't say how they were started; each one's run.json has its settings."
-    summary = f"The {len(runs)} runs behind this page"
-    rows = [(run.name, f"{run.record['seconds'] or 0:.1f}") for run in runs]
-    listed = folded(summary, table(Table(summary, ("run", "seconds"), rows)))
-    page.section("again", "How to run it again", text, commands([*first, *last]), listed)
-
-
-def shown_rows(comparison: Comparison) -> list[Row]:
-    """Return the rows for charts by class: the trained ones, and each post-hoc one once.
-
-    A tau from held-out data goes before the theory's 1, since that is what a user would do.
-    """
-    chosen = {row.method for row in comparison.rows if row.tau_source == "held-out"}
-    return [
-        row
-        for row in comparison.rows
-        if row.tau_source in (None, "held-out" if row.method in chosen else "fixed")
-    ]
-
-
-def series_of(rows: Sequence[Row], comparison: Comparison) -> list[Series]:
-    """Looks of rows; at first softmax, the logit-adjusted ones and the best are drawn.
-
-    Rows of one colour are told apart by their variant: a method in several ways, and a loss
-    with one thing and another on top.
-    """
-    first = {"softmax", "logit-adjusted", ADJUSTED, comparison.best.method}
-    seen: dict[str, int] = {}
-    found = []
-    for row in rows:
-        color = figures.color(row.method)
-        variant = seen.get(color, 0)
-        seen[color] = variant + 1
-        shown = row.method in first or len(rows) <= 4
-        found.append(Series(texts.name(row), color, variant, shown))
-    return found
-
-
-def _tau_methods(
-    comparison: Comparison, curve_taus: FloatArray, slider_taus: FloatArray
-) -> list[TauMethod]:
-    marks = {
-        "held-out": "τ chosen on held-out data",
-        "oracle": f"oracle: best τ on the {comparison.split} set",
-    }
-    found = []
-    for method, of_seed in comparison.curves.items():
-        curves = list(of_seed.values())
-        choices, presets = {}, {"no adjustment": 0.0, "theory": 1.0}
-        for row in comparison.rows:
-            if row.method == method and row.tau_source in marks and row.taus is not None:
-                error, tau = 100 * float(row.errors.mean()), float(row.taus.mean())
-                span = (tau, float(row.taus.min()), float(row.taus.max()))
-                choices[marks[row.tau_source]] = Choice(*span, error)
-                presets[row.tau_source] = tau
-        found.append(
-            TauMethod(
-                Series(figures.label(method), figures.color(method)),
-                100 * np.array([curve(curve_taus) for curve in curves]),
-                _per_class(curves, slider_taus),
-                choices,
-                presets,
-            )
-        )
-    return found
-
-
-def _per_class(curves: Sequence[TauCurve], taus: FloatArray) -> FloatArray:
-    """Each class's error in percent at each tau, mean over curves, shape (taus, classes)."""
-    values = [[curve.per_class(float(tau)) for tau in taus] for curve in curves]
-    return np.asarray(100 * np.mean(values, axis=0))
-
-
-def write_figures(comparison: Comparison, folder: str | Path) -> list[Path]:
-    """Write the page's charts as SVG and PNG for papers, drawn by matplotlib.
-
-    Args:
-        comparison: what `compare` gave.
-        folder: made if need be; files of the same names are replaced.
-
-    Returns:
-        The paths written: `FIGURES` for which the runs have data.
-    """
-    drawn = runs_page(comparison).charts
-    paths: list[Path] = []
-    for stem, id in FIGURES.items():
-        if id in drawn:
-            figure = charts.draw(drawn[id])
-            paths += figures.save(figure, Path(folder) / stem, title=drawn[id].label)
-    return paths
-
-
-# ---------------------------------------------------------------------------- predictions
-
-
-def write_adjusted(
-    result: AdjustResult, path: str | Path, *, command: str | None = None, force: bool = False
-) -> Path:
-    """Write the page about adjusted predictions, and return its path; see `adjusted_page`."""
-    return adjusted_page(result, command=command).write(path, force=force)
-
-
-def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
-    """Return the page about adjusted predictions.
-
-    Args:
-        result: of labelled predictions.
-        command: what was typed, for the part on how to do it again.
-    """
-    source, prior, tally = result.predictions, result.prior, result.tally
-    assert tally is not None  # a page is about labelled predictions
-    said = adjusting.summary(result)
-    page = Page(f"Adjusted predictions of {Path(source.name).name}", said[2:])
-    name, change = adjusting.main_change(result)
-    low, high = signed(change.difference.low), signed(change.difference.high)
-    interval = f"percentage points, {result.level:.0%} interval {low} to {high}"
-    page.tiles = [
-        ("before", f"{percent(change.before.value)}%", name),
-        ("after", f"{percent(change.after.value)}%", name),
-        ("difference", signed(change.difference.value), interval),
-    ]
-    kept = np.setdiff1d(np.arange(prior.num_classes), result.left_out)
-    counts, probs = prior.counts, prior.probs[kept]
-    judged = ClassPrior(probs / probs.sum(), None if counts is None else counts[kept])
-    axis = ClassAxis.of(judged, [source.label(int(k)) for k in kept])
-    groups: dict[str, IntArray] = {}
-    if counts is not None:
-        for group, members in prior.groups(many=result.many, few=result.few).items():
-            places = np.flatnonzero(np.isin(kept, members))
-            groups |= {group: places} if len(places) else {}
-    left_out = len(result.left_out)
-    ratio = f"{prior.imbalance_ratio:,.4g} times as frequent as the rarest"
-    read = facts(
-        {
-            "File": source.name,
-            "Scores": {"logits": "logits", "probs": "probabilities"}[source.kind],
-            "Classes": f"{source.num_classes:,}; the most frequent is {ratio}",
-            "Judged on": f"{result.num_judged:,} labelled examples",
-            "Tau": said[1],
-            "Left out": f"{left_out:,} classes without examples enough" if left_out else "",
-        }
-    )
-    if counts is not None:
-        chart = charts.frequencies(axis, np.asarray(counts[kept], dtype=np.float64))
-        read = pair(read, page.figure(chart, f"Training examples of each {axis.each}."))
-    page.section("read", "What was adjusted", "", read)
-    page.section(
-        "results",
-        "Before and after",
-        "Every example was judged with a τ that it had no part in choosing. Differences are "
-        "paired by example; an interval that excludes zero is more than chance.",
-        *map(table, adjusting.tables(result)),
-    )
-    curve_taus, slider_taus, method = _adjusted_method(result)
-    page.tau(
-        "Each point of the curve is exact: an example is right in one interval of τ, found from "
-        "its scores. Move the slider and watch common classes pay for rare ones.",
-        "Of the judged examples; upright: where the slider stands.",
-        [method],
-        curve_taus=curve_taus,
-        slider_taus=slider_taus,
-        axis=axis,
-        groups=groups,
-        start=result.tau,
-    )
-    wrong = np.stack([tally.wrong, tally.wrong - tally.fixed + tally.broken])
-    series = [
-        Series("before", figures.color("softmax")),
-        Series("after", figures.color(ADJUSTED)),
-    ]
-    many, few = f"{result.many:g}", f"{result.few:g}"
-    bounds = f"many over {many}, medium {few} to {many}, few under {few}"
-    values = np.asarray(100 * wrong[:, kept] / tally.counts[kept])
-    page.errors(axis, groups, series, values, bounds=bounds)
-    if command is not None:
-        page.section("again", "How to make it again", "", commands([command]))
-    return page
-
-
-def _adjusted_method(result: AdjustResult) -> tuple[FloatArray, FloatArray, TauMethod]:
-    """The taus of the curve and of the slider, and the adjustment over both."""
-    curve = result.judged_curve
-    used = result.fold_taus if len(result.fold_taus) else np.array([result.tau])
-    marks = [0.0, 1.0, result.tau, float(curve.minimizer()[0])]
-    curve_taus = tau_grid([*marks, *used], CURVE_STEPS)
-    slider_taus = tau_grid(marks, SLIDER_STEPS)
-    if result.target_prior is None:
-        values = 100 * curve(curve_taus)
-    else:  # the curve is of the error under the target, the chart of the balanced one
-        values = _per_class([curve], curve_taus).mean(axis=1)
-    choices = {}
-    if result.tuning is not None:
-        span = (result.tau, float(used.min()), float(used.max()))
-        choices["τ chosen on held-out data"] = Choice(*span, 100 * result.balanced.after.value)
-    place = int(np.argmin(values))
-    lowest = float(curve_taus[place])
-    choices["oracle: best τ on the judged set"] = Choice(
-        lowest, lowest, lowest, float(values[place])
-    )
-    presets = {"no adjustment": 0.0}
-    if slider_taus[-1] >= 1.0:
-        presets["theory"] = 1.0
-    presets["given" if result.tuning is None else "chosen"] = result.tau
-    series = Series(figures.label(ADJUSTED), figures.color(ADJUSTED))
-    per_class = _per_class([curve], slider_taus)
-    return curve_taus, slider_taus, TauMethod(series, values[None], per_class, choices, presets)
