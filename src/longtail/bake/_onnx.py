@@ -22,7 +22,7 @@ import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,33 +86,22 @@ def bake(
     *,
     folder: Path = Path(),
 ) -> ModelProto:
-    """Return a baked copy, compared with the model by running both.
-
-    Args:
-        model: the model.
-        change: what to bake in.
-        output: names of the tensors to adjust; empty for the only one that can be meant.
-        inputs: arrays by name; None for random ones.
-        folder: where external data lie.
-    """
+    """Return a baked copy, compared with the model by running both."""
     graph = _Graph(model, folder)
     unknown = [tensor for tensor in output if tensor not in graph.index]
     if unknown:
         raise InputError(f"there is no output {unknown[0]!r}; there is {listing(graph.outputs)}.")
-    tensors = [t for end in (*output, *graph.outputs) for t in graph.chain(end, _SHOWS | _ENDS)]
-    feed, before = _first_run(graph, inputs, [*tensors, *graph.outputs], change)
-    edit = _Edit(graph, ModelProto.FromString(model.SerializeToString()))
-    edit.undo |= {"ends": {}, "nodes": {}, "initializers": {}, "original": _digest(model)}
-    targets = _find(graph, before, change, output)
+    feed = _first_run(graph, inputs, output, change)
+    targets = _find(graph, change, output)
+    edit = _Edit(graph)
     with np.errstate(over="ignore"):  # the comparison finds what is not finite
-        applied = [_apply(edit, target, before, change) for target in targets]
+        applied = [_apply(edit, target, change) for target in targets]
     baked = edit.finish()
     after = _run(baked, graph.folder, [target.tensor for target in targets], feed)
     for target, (_, scale, offset) in zip(targets, applied, strict=True):
-        new, old = np.asarray(after[target.tensor]), np.asarray(before[target.tensor], np.float64)
-        by_class = (-1, *[1] * (old.ndim - 1 - target.axis))
+        new, old = np.asarray(after[target.tensor]), target.values.astype(np.float64)
         old = np.log(np.maximum(old, SMALLEST_PROB)) if target.probs else old
-        wanted = old * scale.reshape(by_class) + offset.reshape(by_class)
+        wanted = old * target.by_class(scale) + target.by_class(offset)
         wanted = softmax(wanted, axis=target.axis) if target.probs else wanted
         dtype, where = _DTYPES[new.dtype.name], repr(target.tensor)
         close_enough(new.astype(np.float64), wanted, dtype=dtype, where=where)
@@ -151,26 +140,13 @@ def unbake(model: ModelProto) -> ModelProto:
 
 
 class _Graph:
-    """A model with its nodes and constants looked up by name.
-
-    Args:
-        model: the model.
-        folder: where its external data lie.
-
-    Attributes:
-        makers: the node that makes each tensor; one without a type for inputs.
-        index: number of that node, for tensors that have one.
-        constants: initializers and constants by name.
-        outputs: names of the model's outputs.
-        opset: version of the standard operators; 0 if it has none.
-        converted: whether it has operators of scikit-learn's converters.
-    """
+    """A model with its nodes, constants and the values of its first run, all by name."""
 
     def __init__(self, model: ModelProto, folder: Path) -> None:
         self.model, self.folder, self.nodes = model, str(folder), list(model.graph.node)
         self.index = {name: k for k, node in enumerate(self.nodes) for name in node.output if name}
         made = {name: self.nodes[k] for name, k in self.index.items()}
-        self.makers = defaultdict(NodeProto, made)
+        self.makers = defaultdict(NodeProto, made)  # an input is made by a node without a type
         self.constants = {tensor.name: tensor for tensor in model.graph.initializer}
         for node in self.nodes:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -178,7 +154,8 @@ class _Graph:
         self.outputs = [info.name for info in model.graph.output]
         opsets = {item.domain: item.version for item in model.opset_import}
         self.opset = max(opsets.get("", 0), opsets.get("ai.onnx", 0))
-        self.converted = "ai.onnx.ml" in opsets
+        self.converted = "ai.onnx.ml" in opsets  # by scikit-learn's converters and their kind
+        self.values: dict[str, Any] = {}
 
     def chain(self, tensor: str, operators: set[str]) -> list[str]:
         """Return a tensor and those that it comes from through nodes of these kinds."""
@@ -187,61 +164,57 @@ class _Graph:
             found.append(self.makers[found[-1]].input[0])
         return [name for name in found if name in self.index]
 
-    def reached(self, start: Sequence[str]) -> set[str]:
-        """Return tensors and all that are computed from them."""
-        found, before = set(start), 0
-        while len(found) != before:  # tools that append casts leave the nodes out of order
-            before = len(found)
-            for node in self.nodes:
-                if not found.isdisjoint(node.input):
-                    found.update(node.output)
+    def reached(self, start: str) -> set[str]:
+        """Return a tensor and all that are computed from it."""
+        found, more = set[str](), {start}
+        while more:
+            found |= more
+            readers = (node for node in self.nodes if not more.isdisjoint(node.input))
+            more = {name for node in readers for name in node.output} - found
         return found
+
+    def constant(self, name: str) -> NDArray[Any]:
+        """Return the values of a constant."""
+        values: NDArray[Any] = to_array(self.constants[name], self.folder)
+        return values
 
 
 @dataclass(frozen=True)
 class _Target:
-    """What is to be changed.
-
-    Attributes:
-        tensor: the scores.
-        axis: of the classes.
-        width: number of scores.
-        layer: index of the node with the weights, or None.
-        bias: index of the node that adds a plain bias and its place among the inputs, or None.
-        probs: whether the scores are probabilities.
-    """
+    """The scores that are to be changed."""
 
     tensor: str
-    axis: int
-    width: int
-    layer: int | None = None
-    bias: tuple[int, int] | None = None
-    probs: bool = False
+    values: NDArray[Any]
+    axis: int  # of the classes
+    width: int  # number of scores
+    layer: int | None = None  # index of the node with the weights
+    bias: tuple[int, int] | None = None  # index of the node that adds a plain bias, and which input
+    probs: bool = False  # not logits
+
+    def by_class(self, vector: FloatArray) -> FloatArray:
+        """Return numbers per class, shaped to be broadcast over the scores."""
+        return vector.reshape(-1, *[1] * (self.values.ndim - 1 - self.axis))
 
 
-def _find(
-    graph: _Graph, before: Mapping[str, Any], change: Change, output: Sequence[str]
-) -> list[_Target]:
+def _find(graph: _Graph, change: Change, output: Sequence[str]) -> list[_Target]:
     """Return what is to be changed: what `output` names, or the only scores there are."""
-    found, shapes = dict[Any, _Target](), dict[str, str]()
+    found = dict[Any, _Target]()
     for name in output or graph.outputs:
-        values, target = before[name], _target(graph, name, before, change, named=bool(output))
-        sizes = "dictionaries" if isinstance(values, list) else " x ".join(map(str, values.shape))
-        shapes[name] = f"{name!r} ({sizes})"
+        target = _target(graph, name, change, named=bool(output))
         if target is not None:
             found.setdefault(target.bias or target.tensor, target)
         elif output:
             raise InputError(
-                f"{shapes[name]} holds neither logits nor plain probabilities, one per class; name "
-                f"the scores that it is made of."
+                f"{name!r} holds neither logits nor plain probabilities, one per class; name the "
+                f"scores that it is made of."
             )
     if not found:
         wanted = "" if change.num_classes is None else f" of {change.num_classes} classes"
+        shapes = (f"{name!r} {np.shape(graph.values[name])}" for name in graph.outputs)
         raise InputError(
             f"no output is the softmax or the last linear layer{wanted}, or the probabilities of a "
-            f"converted classifier; the model has {listing(shapes.values())}. If one of them, or a "
-            f"tensor inside, holds the logits, name it with output=... (on the command line: "
-            f"--output)."
+            f"converted classifier; the model has {listing(shapes)}. If one of them, or a tensor "
+            f"inside, holds the logits, name it with output=... (on the command line: --output)."
         )
     if len(found) > 1 and not output:
         names = listing(repr(target.tensor) for target in found.values())
@@ -252,42 +225,37 @@ def _find(
     return list(found.values())
 
 
-def _target(
-    graph: _Graph, name: str, before: Mapping[str, Any], change: Change, *, named: bool
-) -> _Target | None:
+def _target(graph: _Graph, name: str, change: Change, *, named: bool) -> _Target | None:
     """Return the scores behind an output; None if it is not plain that it has any."""
     if name not in graph.index:  # an input that is given back
         return None
     end = graph.chain(name, _SAME | {"Cast", "ZipMap"})[-1]
-    maker, array = graph.makers[end], np.asarray(before[end])
+    maker, array = graph.makers[end], np.asarray(graph.values[end])
     two = maker.op_type == "Sigmoid" and array.ndim > 0 and array.size == len(array)
-    if maker.op_type in ("Softmax", "LogSoftmax") or two:
+    if two or maker.op_type in ("Softmax", "LogSoftmax"):
         axis = _settings(maker).get("axis", -1 if graph.opset >= 13 else 1) % array.ndim
-        # Before opset 13 a softmax runs over all axes from there on.
-        plain = graph.opset >= 13 or axis == array.ndim - 1
         width = 1 if two else array.shape[axis]
-        plain &= change.fits(width)
+        # Before opset 13 a softmax runs over all axes from there on.
+        plain = change.fits(width) and (graph.opset >= 13 or axis == array.ndim - 1)
         return _layer(graph, maker.input[0], axis, width) if plain else None
     if graph.converted and change.shift is not None:
         for part in graph.chain(name, _SHOWS):
-            rows, maker = np.asarray(before[part]), graph.makers[part]
+            rows, maker = np.asarray(graph.values[part]), graph.makers[part]
             if rows.ndim == 2 and rows.shape[1] == change.num_classes:
                 if _are_probs(rows, 1):
-                    return _Target(part, 1, rows.shape[1], probs=True)
+                    return _Target(part, rows, 1, rows.shape[1], probs=True)
                 post = _settings(maker).get("post_transform", b"NONE")
                 if maker.op_type == "LinearClassifier" and post == b"NONE":
-                    return _Target(part, 1, rows.shape[1], graph.index[part])
-    array, maker = np.asarray(before[name]), graph.makers[name]
+                    return _Target(part, rows, 1, rows.shape[1], graph.index[part])
+    array, maker = np.asarray(graph.values[name]), graph.makers[name]
     axes = [k for k in range(1, array.ndim) if change.fits(array.shape[k])]
     if maker.op_type in ("Conv", "Gemm", "MatMul"):
         axes = [1 if maker.op_type == "Conv" else array.ndim - 1]
     if array.dtype.name not in _DTYPES or (len(axes) != 1 and array.ndim != 1):
         return None
     width = array.shape[axes[0]] if axes else 1
-    if not change.fits(width):
-        return None
     target = _layer(graph, name, axes[0] if axes else 0, width)
-    if target.layer is None and not named:
+    if not change.fits(width) or (target.layer is None and not named):
         return None
     if target.layer is None and width > 1:
         if change.shift is not None and _are_probs(array, target.axis):
@@ -300,13 +268,11 @@ def _target(
 
 def _layer(graph: _Graph, tensor: str, axis: int, width: int) -> _Target:
     """Return the target of logits, with their layer and its plain bias if it has them."""
-    place = tensor = graph.chain(tensor, _SAME)[-1]
-    rounded, layer, bias = False, None, None
+    tensor = graph.chain(tensor, _SAME)[-1]
     # A mean or a part of two logits is no margin.
-    moves = _RESHAPES | _ROUNDS | (_MEANS if width > 1 else set())
-    while (node := graph.makers[place]).op_type in moves:
-        rounded |= node.op_type in _ROUNDS
-        place = node.input[0]
+    behind = graph.chain(tensor, _RESHAPES | _ROUNDS | (_MEANS if width > 1 else set()))
+    place, node = behind[-1], graph.makers[behind[-1]]
+    layer, bias = None, None
     if node.op_type in _LINEAR:
         layer = graph.index[place]
         if node.op_type == "Conv" or (node.op_type == "Gemm" and graph.opset >= 11):
@@ -318,20 +284,15 @@ def _layer(graph: _Graph, tensor: str, axis: int, width: int) -> _Target:
             added = constant is not None and math.prod(constant.dims) == width
             if added and inner and graph.makers[inner[0]].op_type in _LINEAR:
                 layer, bias = graph.index[inner[0]], (graph.index[place], side)
-    if layer is not None and width == 1:
-        node = graph.nodes[layer]
-        weight = graph.constants.get(node.input[1])
-        first = node.op_type.startswith("Conv") or _settings(node).get("transB", 0)
-        if weight is None or weight.dims[0 if first else -1] != 1:
-            layer = bias = None
     if bias is not None:
         node = graph.nodes[bias[0]]
         given = node.input[bias[1]] if bias[1] < len(node.input) else ""
         constant = graph.constants.get(given)
         plain = constant is not None and math.prod(constant.dims) == width
+        rounded = any(graph.makers[name].op_type in _ROUNDS for name in behind)
         if rounded or _settings(node).get("beta", 1.0) != 1 or (given and not plain):
             bias = None
-    return _Target(tensor, axis, width, layer, bias)
+    return _Target(tensor, np.asarray(graph.values[tensor]), axis, width, layer, bias)
 
 
 def _are_probs(array: NDArray[Any], axis: int) -> bool:
@@ -345,22 +306,17 @@ def _are_probs(array: NDArray[Any], axis: int) -> bool:
 # --- changing them ----------------------------------------------------------------------------
 
 
-@dataclass
 class _Edit:
-    """A copy of a model under change, and what `unbake` needs.
+    """A copy of a graph's model under change, and what `unbake` needs."""
 
-    Attributes:
-        graph: the model as it is.
-        model: the copy.
-        behind: new nodes, by the node that they stand behind; −1 is the front.
-        undo: ends of changed nodes, whole nodes and initializers, each by its index.
-    """
-
-    graph: _Graph
-    model: ModelProto
-    behind: dict[int, list[NodeProto]] = field(default_factory=dict)
-    undo: dict[str, Any] = field(default_factory=dict)
-    count: int = 0
+    def __init__(self, graph: _Graph) -> None:
+        self.graph, self.count = graph, 0
+        self.model = ModelProto.FromString(graph.model.SerializeToString())
+        # New nodes, by the node that they stand behind; -1 is the front.
+        self.behind: dict[int, list[NodeProto]] = defaultdict(list)
+        # Ends of changed nodes, whole nodes and initializers, each by its index.
+        self.undo: dict[str, Any] = {"ends": {}, "nodes": {}, "initializers": {}}
+        self.undo["original"] = _digest(graph.model)
 
     def insert(
         self, behind: int, operator: str, inputs: list[str], output: str = "", **settings: Any
@@ -369,7 +325,7 @@ class _Edit:
         self.count += 1
         name = f"{_OURS}{self.count}"
         node = helper.make_node(operator, inputs, [output or name], name=name, **settings)
-        self.behind.setdefault(behind, []).append(node)
+        self.behind[behind].append(node)
         return output or name
 
     def constant(self, values: NDArray[Any] | TensorProto) -> str:
@@ -384,90 +340,82 @@ class _Edit:
         output[list(output).index(tensor)] = name
         return number, name
 
-    def shift_bias(self, number: int, place: int, offset: FloatArray, like: Any) -> str:
-        """Add to the constant that a layer adds, or give the layer one."""
-        node, stored = self.model.graph.node[number], self.model.graph.initializer
-        label = f"{node.op_type} {node.name or node.output[0]}"
-        given = node.input[place] if place < len(node.input) else ""
-        if not given:
-            node.input[:] = [*node.input[:place], self.constant(offset.astype(like))]
-            return f"as a new bias of the {label}, which had none"
-        old = to_array(self.graph.constants[given], self.graph.folder)
-        new = (old.astype(np.float64) + offset.reshape(old.shape)).astype(old.dtype)
-        index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
-        readers = sum(list(other.input).count(given) for other in self.graph.nodes)
-        if index is not None and readers == 1:
-            self.undo["initializers"][index] = base64.b64encode(
-                stored[index].SerializeToString(deterministic=True)
-            ).decode()
-            stored[index].CopyFrom(from_array(new, given))
-        else:
-            node.input[place] = self.constant(new)
-        return f"added to the bias of the {label}"
-
     def finish(self) -> ModelProto:
         """Put the new nodes in, note what undoes it all, and return the model."""
-        nodes = [*self.behind.get(-1, [])]
+        nodes = [*self.behind[-1]]
         pairs = zip(self.graph.nodes, self.model.graph.node, strict=True)
         for number, (old, new) in enumerate(pairs):
             if (old.input, old.output) != (new.input, new.output):
                 self.undo["ends"][number] = [list(old.input), list(old.output)]
-            nodes += [NodeProto.FromString(new.SerializeToString()), *self.behind.get(number, [])]
+            nodes += [NodeProto.FromString(new.SerializeToString()), *self.behind[number]]
         del self.model.graph.node[:]
         self.model.graph.node.extend(nodes)
-        self.undo["opset"] = bool(self.behind) and not self.graph.opset
+        self.undo["opset"] = any(self.behind.values()) and not self.graph.opset
         if self.undo["opset"]:
             self.model.opset_import.append(helper.make_opsetid("", 11))
         return self.model
 
 
-def _apply(
-    edit: _Edit, target: _Target, before: Mapping[str, Any], change: Change
-) -> tuple[str, FloatArray, FloatArray]:
+def _apply(edit: _Edit, target: _Target, change: Change) -> tuple[str, FloatArray, FloatArray]:
     """Change the model; return what was done, and s and c of s·f + c."""
     weight, bias = (None, None) if change.shift is not None else _weights(edit.graph, target)
     if change.bias_mode != "scale" and bias is None:
         raise InputError("the bias of the layer can't be told apart; use bias_mode='scale'.")
     scale, offset = change.affine(target.width, weight, bias)
-    array = np.asarray(before[target.tensor])
-    by_class = (-1, *[1] * (array.ndim - 1 - target.axis))
     layer = None if target.layer is None else edit.model.graph.node[target.layer]
     if target.probs:
-        _add_to_probs(edit, target, offset, before)
+        _add_to_probs(edit, target, offset)
         return f"added to the logarithms of the probabilities {target.tensor}", scale, offset
     if layer is not None and layer.op_type == "LinearClassifier":
         if target.width == 2:  # two margins, -d and d
             offset = np.diff(offset) * [-1, 1]
-        edit.undo["nodes"][target.layer] = base64.b64encode(
-            layer.SerializeToString(deterministic=True)
-        ).decode()
-        bias = np.array(_settings(layer).get("intercepts", 0.0)) + offset
+        edit.undo["nodes"][target.layer] = _packed(layer)
+        intercepts = np.array(_settings(layer).get("intercepts", 0.0)) + offset
         _keep(layer.attribute, lambda item: item.name != "intercepts")
-        layer.attribute.append(helper.make_attribute("intercepts", bias.tolist()))
+        layer.attribute.append(helper.make_attribute("intercepts", intercepts.tolist()))
         return "added to the intercepts of the LinearClassifier", scale, offset
     bias_at = target.bias if change.shift is not None else None
     start = target.tensor if bias_at is None else edit.graph.nodes[bias_at[0]].output[0]
-    if len(edit.graph.outputs) > 1:
-        _refuse_labels(edit.graph, target, start, before)
+    _refuse_labels(edit.graph, target, start)
     if bias_at is not None:
-        return edit.shift_bias(*bias_at, offset, array.dtype), scale, offset
+        return _shift_bias(edit, *bias_at, offset, target.values.dtype), scale, offset
     steps = [("Mul", scale)] if np.any(scale != 1) else []
     steps += [("Add", offset)] if offset.any() or not steps else []
     behind, name = edit.detach(target.tensor)
     for number, (operator, values) in enumerate(steps, 1):
-        constant = edit.constant(values.reshape(by_class).astype(array.dtype))
+        constant = edit.constant(target.by_class(values).astype(target.values.dtype))
         made = target.tensor if number == len(steps) else ""
         name = edit.insert(behind, operator, [name, constant], made)
     return f"by {' and '.join(step for step, _ in steps)} behind {target.tensor}", scale, offset
 
 
-def _refuse_labels(graph: _Graph, target: _Target, start: str, before: Mapping[str, Any]) -> None:
+def _shift_bias(edit: _Edit, number: int, place: int, offset: FloatArray, dtype: Any) -> str:
+    """Add to the constant that a layer adds, or give the layer one; return what was done."""
+    node, stored = edit.model.graph.node[number], edit.model.graph.initializer
+    label = f"{node.op_type} {node.name or node.output[0]}"
+    given = node.input[place] if place < len(node.input) else ""
+    if not given:
+        node.input[:] = [*node.input[:place], edit.constant(offset.astype(dtype))]
+        return f"as a new bias of the {label}, which had none"
+    old = edit.graph.constant(given)
+    new = (old.astype(np.float64) + offset.reshape(old.shape)).astype(old.dtype)
+    index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
+    readers = sum(list(other.input).count(given) for other in edit.graph.nodes)
+    if index is not None and readers == 1:
+        edit.undo["initializers"][index] = _packed(stored[index])
+        stored[index].CopyFrom(from_array(new, given))
+    else:
+        node.input[place] = edit.constant(new)
+    return f"added to the bias of the {label}"
+
+
+def _refuse_labels(graph: _Graph, target: _Target, start: str) -> None:
     """Refuse an output that names the class of the largest score, and would not any more."""
-    rows = np.moveaxis(before[target.tensor], target.axis, -1)
+    rows = np.moveaxis(target.values, target.axis, -1)
     winners = rows.argmax(-1).ravel() if target.width > 1 else (rows > 0).ravel()
-    for name in set(graph.outputs) - graph.reached([start]):
-        whole = not isinstance(before[name], list) and before[name].dtype.kind in "iub"
-        if whole and np.array_equal(before[name].ravel(), winners):
+    for name in set(graph.outputs) - graph.reached(start):
+        found = np.asarray(graph.values[name])
+        if found.dtype.kind in "iub" and np.array_equal(found.ravel(), winners):
             raise InputError(
                 f"the output {name!r} would no longer be the class of the largest score; name the "
                 f"scores that it is made of with output=... (on the command line: --output), or "
@@ -483,8 +431,7 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     node = graph.nodes[target.layer]
     settings = _settings(node)
     if node.op_type in ("Gemm", "MatMul", "Conv") and node.input[1] in graph.constants:
-        weight = to_array(graph.constants[node.input[1]], graph.folder).astype(np.float64)
-        weight *= settings.get("alpha", 1.0)
+        weight = graph.constant(node.input[1]).astype(np.float64) * settings.get("alpha", 1.0)
         if node.op_type != "Conv" and not settings.get("transB", 0):
             weight = np.moveaxis(weight, -1, 0)
         weight = weight if len(weight) == target.width else None
@@ -492,34 +439,30 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     if target.bias is not None and (target.bias[0] == target.layer or len(node.input) < 3):
         holder, place = graph.nodes[target.bias[0]], target.bias[1]
         if place < len(holder.input):
-            bias = to_array(graph.constants[holder.input[place]], graph.folder)
-            bias = bias.astype(np.float64).reshape(-1)
+            bias = graph.constant(holder.input[place]).astype(np.float64).reshape(-1)
     return weight, bias
 
 
-def _add_to_probs(
-    edit: _Edit, target: _Target, shift: FloatArray, before: Mapping[str, Any]
-) -> None:
+def _add_to_probs(edit: _Edit, target: _Target, shift: FloatArray) -> None:
     """Make p' = softmax(log max(p, 2^-126) + a) of p, and labels of p' where they don't follow."""
-    old = np.asarray(before[target.tensor])
+    old = target.values
     if np.isin(old, (0, 1)).all():
         warnings.warn(
             f"all probabilities {target.tensor!r} are 0 or 1 where they were checked, as of a "
             f"tree with pure leaves, and no adjustment changes such.",
             stacklevel=6,
         )
-    shape = (-1, *[1] * (old.ndim - 1 - target.axis))
     behind, name = edit.detach(target.tensor)
     least = edit.constant(np.array(SMALLEST_PROB, old.dtype))
-    vector = edit.constant((shift - shift.max()).reshape(shape).astype(old.dtype))
+    vector = edit.constant(target.by_class(shift - shift.max()).astype(old.dtype))
     name = edit.insert(behind, "Max", [name, least])
     name = edit.insert(behind, "Log", [name])
     name = edit.insert(behind, "Add", [name, vector])
     edit.insert(behind, "Softmax", [name], target.tensor, axis=target.axis)
-    follow = edit.graph.reached([target.tensor])
+    follow = edit.graph.reached(target.tensor)
     for label in edit.graph.outputs:
-        values = before[label]
-        if label in follow or isinstance(values, list) or values.dtype.kind not in "iuOUSb":
+        values = np.asarray(edit.graph.values[label])
+        if label in follow or values.dtype.kind == "f" or isinstance(values.flat[0], dict):
             continue
         classes = _class_labels(edit.graph, label, target.width)
         if classes is None or values.size != len(old):
@@ -551,7 +494,7 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
         node = graph.makers[name]
         written = [values for key, values in _settings(node).items() if key in _LABELS and values]
         if node.op_type == "ArrayFeatureExtractor" and node.input[0] in graph.constants:
-            written.append(to_array(graph.constants[node.input[0]], graph.folder))
+            written.append(graph.constant(node.input[0]))
         for values in written:
             if np.size(values) == width:
                 return np.array(values, dtype=object).reshape(-1)
@@ -563,40 +506,47 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
 
 
 def _first_run(
-    graph: _Graph, inputs: Mapping[str, Any] | None, names: Sequence[str], change: Change
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the model on given or random inputs; return these and the named tensors.
-
-    Random inputs are normal numbers, 0 and 1 for integers, names for texts.
-    """
-    infos = [info for info in graph.model.graph.input if info.name not in graph.constants]
-    sizes = [size for size in _OPEN_SIZES if size != change.num_classes]
-    feed, reason = dict(inputs or {}), ""
-    for size in sizes if inputs is None else [0]:
-        random = np.random.default_rng(0)
-        for info in infos if inputs is None else ():
-            kind = info.type.tensor_type
-            dims = [dim.dim_value for dim in kind.shape.dim]
-            shape = [dim or size for dim in dims]
-            if dims and not dims[0]:
-                each = max(math.prod(shape[1:]), (change.num_classes or 1) // 10)
-                shape[0] = min(256, max(8, _MOST_NUMBERS // each))
-            if kind.elem_type == TensorProto.STRING:
-                feed[info.name] = np.full(shape, "a", dtype=object)
-                continue
-            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-            whole = dtype.kind in "iub"
-            values = random.integers(2, size=shape) if whole else random.normal(size=shape)
-            feed[info.name] = np.asarray(values).astype(dtype)
+    graph: _Graph, inputs: Mapping[str, Any] | None, output: Sequence[str], change: Change
+) -> Mapping[str, Any]:
+    """Run the model on given or random inputs; return these and keep the values of its tensors."""
+    ends = [*output, *graph.outputs]
+    names = [name for end in ends for name in graph.chain(end, _SHOWS | _ENDS)] + graph.outputs
+    sizes, reason = [size for size in _OPEN_SIZES if size != change.num_classes], ""
+    random = (_random_inputs(graph, size, change.num_classes or 1) for size in sizes)
+    for feed in random if inputs is None else [inputs]:
         try:
-            return feed, _run(graph.model, graph.folder, names, feed)
+            graph.values = _run(graph.model, graph.folder, names, feed)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
             reason = " ".join(str(error).split())[:300].rstrip(".")
+        else:
+            return feed
     which = "random inputs, so it could not be checked; pass" if inputs is None else "`inputs`; use"
     raise InputError(
         f"the model can't be run on {which} real ones with inputs=..., arrays by the name of each "
         f"input (on the command line: --inputs FILE.npz): {reason}."
     )
+
+
+def _random_inputs(graph: _Graph, size: int, width: int) -> dict[str, Any]:
+    """Return normal numbers, 0 and 1 for integers, a name for texts; open axes get `size`."""
+    random, feed = np.random.default_rng(0), {}
+    for info in graph.model.graph.input:
+        if info.name in graph.constants:  # as old models list them
+            continue
+        kind = info.type.tensor_type
+        dims = [dim.dim_value for dim in kind.shape.dim]
+        shape = [dim or size for dim in dims]
+        if dims and not dims[0]:
+            each = max(math.prod(shape[1:]), width // 10)
+            shape[0] = min(256, max(8, _MOST_NUMBERS // each))
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        if dtype.kind == "O":
+            feed[info.name] = np.full(shape, "a", dtype=object)
+        elif dtype.kind in "iub":
+            feed[info.name] = np.asarray(random.integers(2, size=shape)).astype(dtype)
+        else:
+            feed[info.name] = np.asarray(random.normal(size=shape)).astype(dtype)
+    return feed
 
 
 def _run(
@@ -664,6 +614,10 @@ def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> 
 
 def _digest(model: ModelProto) -> str:
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _packed(part: NodeProto | TensorProto) -> str:
+    return base64.b64encode(part.SerializeToString(deterministic=True)).decode()
 
 
 def _settings(node: NodeProto) -> dict[str, Any]:
