@@ -29,9 +29,6 @@ STUDIES = {
 def main(arguments: list[str] | None = None) -> int:
     """Run a study.
 
-    Args:
-        arguments: what follows ``python -m studies``; from the shell if None.
-
     Returns:
         The exit code: 0, 1 for a failure, 2 for wrong usage.
     """

@@ -86,11 +86,7 @@ class Setting:
         return f"{name}, {self.model.replace('resnet', 'R')}, {self.epochs} ep."
 
     def runs(self, data: DataSpec) -> list[Runs]:
-        """Return the column's runs.
-
-        Args:
-            data: the examples as their list names them.
-        """
+        """Return the column's runs."""
         values = {"model": self.model, "epochs": self.epochs}
         # The public settings for both CIFARs are half of the mean frequency; so it is here.
         threshold = 0.5 / LARGE[self.dataset].num_classes
@@ -173,14 +169,7 @@ def columns_of(
     shelf: Shelf,
     change: Callable[[Iterable[Runs]], list[Runs]] = list,
 ) -> list[Column]:
-    """Return a column for each setting whose examples have a name.
-
-    Args:
-        settings: of the columns.
-        data: by data set, how the examples are named.
-        shelf: the records.
-        change: of the runs, for a trial in small.
-    """
+    """Return a column for each setting whose examples have a name."""
     return [
         Column.of(one.title, one.title, change(one.runs(data[one.dataset])), shelf)
         for one in settings
@@ -210,12 +199,6 @@ def gpu_hours(
 ) -> dict[str, float]:
     """Return the GPU hours of one run of each kind; evaluation is not counted.
 
-    Args:
-        setting: a column.
-        images_per_second: of its network on its data, all processes together.
-        processes: that train together.
-        images: of the training set; the published number if absent.
-
     Examples:
         >>> {k: round(v, 1) for k, v in gpu_hours(SETTINGS[0], 1000.0).items() if "softmax" in k}
         {'softmax': 2.9, 'softmax, 20% held out': 2.3}
@@ -241,16 +224,7 @@ def measure(
     precision: str,
     seconds: float = 30.0,
 ) -> float:
-    """Train a run for a while, leave nothing behind, and return its images per second.
-
-    Args:
-        runs: of which the first seed is trained.
-        data: the images.
-        world: the processes that train together, each with the same arguments.
-        streaming: how images are read.
-        precision: of the network.
-        seconds: to measure for, after the first steps, which compile.
-    """
+    """Train a run for a while, leave nothing behind, and return its images per second."""
     import torch
 
     from longtail.train.engine import train_cohort

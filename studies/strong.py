@@ -372,11 +372,7 @@ def by_group(line: Line) -> list[str]:
 
 
 def summary_table(settings: Sequence[Setting]) -> Table:
-    """Return what the recipes reach beside the lowest published errors.
-
-    Args:
-        settings: at ratio 100.
-    """
+    """Return what the recipes reach beside the lowest published errors."""
     wanted = (
         ("strong", "strong"),
         ("students", DISTILLED),
@@ -409,11 +405,7 @@ def summary_table(settings: Sequence[Setting]) -> Table:
 
 
 def readme_table(settings: Sequence[Setting]) -> Table:
-    """Return the README's table: the paper's setting, the same loss trained well, the literature.
-
-    Args:
-        settings: at ratio 100.
-    """
+    """Return the README's table: the paper's setting, the loss trained well, the literature."""
     shelf = Shelf(ROOT / "results/exp")
     columns = [
         Column.of(one.dataset, TITLES[one.dataset], exp.definition(one.dataset, "tuned"), shelf)
@@ -517,13 +509,7 @@ def ratios_table(settings: Sequence[Setting]) -> Table:
 
 
 def change(line: Line, base: Line, measure: str) -> Interval:
-    """Return the change of the test error against another row, paired by seed.
-
-    Args:
-        line: a row of the ablation.
-        base: what it changes.
-        measure: ``errors`` or ``tuned``.
-    """
+    """Return the change of the test error against another row, paired by seed."""
     mine, theirs = (
         {one.spec.seed: error for one, error in zip(of.records, getattr(of, measure), strict=True)}
         for of in (line, base)
@@ -542,13 +528,7 @@ def base_of(name: str) -> str:
 
 
 def changes_table(settings: Sequence[Setting], part: str, *, title: str) -> Table:
-    """Return the errors of the ablation or the removal, and their changes, in pairs of columns.
-
-    Args:
-        settings: at ratio 100, side by side.
-        part: of `PARTS`.
-        title: of the table.
-    """
+    """Return the errors of the ablation or the removal, and their changes, in pairs of columns."""
     names = dict.fromkeys(line.name for one in settings for line in one.part(part))
     rows = [
         (name, *(cell for one in settings for cell in _change_cells(one, part, name)))
@@ -606,11 +586,7 @@ def published_table() -> Table:
 
 
 def draw(settings: Sequence[Setting]) -> Any:
-    """Return a matplotlib Figure: error against the minutes that one network costs.
-
-    Args:
-        settings: a panel for each.
-    """
+    """Return a matplotlib Figure: error against the minutes that one network costs."""
     with figures.style():
         width = 1.0 + 3.3 * len(settings)
         figure, grid = figures.panels(columns=len(settings), width=width, height=4.6)
@@ -743,11 +719,7 @@ def tables(settings: Sequence[Setting]) -> list[Table]:
 
 
 def text(settings: Sequence[Setting]) -> str:
-    """Return the page.
-
-    Args:
-        settings: all of them, complete.
-    """
+    """Return the page."""
     main = {one.dataset: one for one in settings if one.ratio == RATIOS[0]}
     tables_of = {
         dataset: [results_table(one), teachers_table(one)] for dataset, one in main.items()

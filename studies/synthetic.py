@@ -163,10 +163,6 @@ def separator_error(separators: np.ndarray, *, sigma: float = SIGMA) -> np.ndarr
 
     Class y is missed with probability Φ(∓(w·μ_y + b) / (σ‖w‖)).
 
-    Args:
-        separators: rows (w₁, w₂, b), shape (..., 3).
-        sigma: standard deviation of both classes.
-
     Examples:
         >>> round(float(separator_error(np.array([2.0, 2.0, 0.0]))), 5)  # Bayes
         0.07865

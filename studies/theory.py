@@ -399,11 +399,6 @@ def hard_margin(
 ) -> HardMargin:
     """Return the separator of maximum margin: the hinge loss's as the penalty vanishes.
 
-    Args:
-        features: shape (samples, 2), separable.
-        target: 0 or 1, shape (samples,).
-        class_weight: of the hinge losses, by class; it has no effect, which is the point.
-
     Examples:
         >>> features = np.array([[0.0, 0.0], [2.0, 0.0], [3.0, 1.0]])
         >>> found = hard_margin(features, np.array([0, 1, 1]))

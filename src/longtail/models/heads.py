@@ -18,14 +18,21 @@ HeadFactory = Callable[[int], nn.Module]
 HEADS = ("linear", "cosine", "unit-norm")
 
 
-class _UnitRowsHead(nn.Module):
-    """A weight whose rows count by their direction only, and no bias.
+class UnitNormHead(nn.Module):
+    """Classification weights kept at unit length: ``f_y = w_y·x / ‖w_y‖``.
 
-    The length of a row leaves the logits as they are, yet not their gradient, so all rows start
-    at length 1, in directions that are uniform on the sphere.
+    The paper (section 3) names this as enforcing ‖w_y‖₂ = 1 during training. Its scorer
+    w_y·Φ(x) has no bias of its own, so neither has this. The length of a row leaves the logits as
+    they are, yet not their gradient, so all rows start at length 1, in directions that are uniform
+    on the sphere.
+
+    Examples:
+        >>> head = UnitNormHead(2, 1)
+        >>> head.load_state_dict({"weight": torch.tensor([[3.0, 4.0]])})
+        <All keys matched successfully>
+        >>> round(head(torch.tensor([[10.0, 0.0]])).item(), 4)
+        6.0
     """
-
-    weight: nn.Parameter
 
     def __init__(self, in_features: int, num_classes: int) -> None:
         super().__init__()
@@ -37,44 +44,20 @@ class _UnitRowsHead(nn.Module):
         """The rows that multiply the features, shape (num_classes, in_features)."""
         return F.normalize(self.weight, dim=1)
 
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits of shape (batch, num_classes)."""
+        return F.linear(features, self.effective_weight())
+
     def extra_repr(self) -> str:
         """The widths, for printing."""
         num_classes, in_features = self.weight.shape
         return f"in_features={in_features}, num_classes={num_classes}"
 
 
-class UnitNormHead(_UnitRowsHead):
-    """Classification weights kept at unit length: ``f_y = w_y·x / ‖w_y‖``.
-
-    The paper (section 3) names this as enforcing ‖w_y‖₂ = 1 during training. Its scorer
-    w_y·Φ(x) has no bias of its own, so neither has this.
-
-    Args:
-        in_features: width of the features.
-        num_classes: number of logits.
-
-    Examples:
-        >>> head = UnitNormHead(2, 1)
-        >>> head.load_state_dict({"weight": torch.tensor([[3.0, 4.0]])})
-        <All keys matched successfully>
-        >>> round(head(torch.tensor([[10.0, 0.0]])).item(), 4)
-        6.0
-    """
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits of shape (batch, num_classes)."""
-        return F.linear(features, self.effective_weight())
-
-
-class CosineHead(_UnitRowsHead):
+class CosineHead(UnitNormHead):
     """Scaled cosines of features and weights: ``f_y = scale · w_y·x / (‖w_y‖ ‖x‖)``.
 
     The `ldam` loss multiplies logits and margins by its own scale, so with it this one stays 1.
-
-    Args:
-        in_features: width of the features.
-        num_classes: number of logits.
-        scale: the largest logit there can be.
 
     Examples:
         >>> head = CosineHead(2, 1, scale=30.0)
@@ -94,7 +77,7 @@ class CosineHead(_UnitRowsHead):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits of shape (batch, num_classes)."""
-        return F.linear(F.normalize(features, dim=1), self.effective_weight())
+        return super().forward(F.normalize(features, dim=1))
 
     def extra_repr(self) -> str:
         """The widths and the scale, for printing."""
@@ -126,12 +109,9 @@ class HeadAlone(nn.Module):
 
 
 def head_factory(head: str, *, num_classes: int, scale: float = 1.0) -> HeadFactory:
-    """Return a function that makes a head of the named kind, given the width of the features.
+    """Return a function that makes a head of `HEADS`, given the width of the features.
 
-    Args:
-        head: one of `HEADS`.
-        num_classes: number of logits.
-        scale: of the cosines; the other heads have none, so there it stays 1.
+    The scale is that of the cosines; the other heads have none, so there it stays 1.
 
     Examples:
         >>> head_factory("cosine", num_classes=10, scale=30.0)(64)
@@ -154,7 +134,7 @@ def head_factory(head: str, *, num_classes: int, scale: float = 1.0) -> HeadFact
 
 def effective_weight_and_bias(head: nn.Module) -> tuple[Tensor, Tensor | None]:
     """The weight that multiplies the features, shape (num_classes, in_features), and the bias."""
-    if isinstance(head, _UnitRowsHead):
+    if isinstance(head, UnitNormHead):
         return head.effective_weight(), None
     if isinstance(head, nn.Linear):
         return head.weight, head.bias

@@ -93,12 +93,7 @@ class World:
     def gather(self, rows: Tensor, total: int) -> NDArray[Any] | None:
         """Put together what the processes computed for every `count`-th example from their rank on.
 
-        Args:
-            rows: this process's, one per example, shape (examples of this process, ...).
-            total: examples of all processes.
-
-        Returns:
-            Shape (total, ...) in the examples' order on the first process; None elsewhere.
+        Returns shape (total, ...) in the examples' order on the first process; None elsewhere.
         """
         if self.count == 1:
             return rows.cpu().numpy()
@@ -108,12 +103,13 @@ class World:
                     distributed.send(rows.contiguous(), dst=0)
                 return None
             whole = np.empty((total, *rows.shape[1:]), rows.cpu().numpy().dtype)
-            for rank in range(self.count):
+            whole[:: self.count] = rows.cpu().numpy()
+            for rank in range(1, self.count):
                 size = len(range(rank, total, self.count))
-                theirs = rows.new_empty((size, *rows.shape[1:])) if rank else rows
-                if rank and size:
+                if size:
+                    theirs = rows.new_empty((size, *rows.shape[1:]))
                     distributed.recv(theirs, src=rank)
-                whole[rank :: self.count] = theirs.cpu().numpy()
+                    whole[rank :: self.count] = theirs.cpu().numpy()
         return whole
 
     def wait(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from longtail._checks import InputError, IntArray
+from longtail._checks import InputError
 from longtail.data.decoding import PhotoError, in_threads
 from longtail.data.images import ImageSet, Labeled
 from longtail.data.large import ListedData
@@ -29,9 +29,7 @@ _HEADERS, _DECODED = 1000, 300  # images in the samples
 def fits_memory(data: ListedData, *, colour: bool = False) -> bool:
     """Return whether all images have one small size, one kind of colour, and no transparency.
 
-    Args:
-        data: a folder ``train/<class>/<image>``, ``test/<class>/<image>``.
-        colour: whether grey images don't fit, for networks that take three channels.
+    With `colour`, grey images don't fit, for networks that take three channels.
     """
     shapes: set[tuple[int, int]] = set()
     grey: set[bool] = {False} if colour else set()
@@ -63,11 +61,7 @@ def settle(
         mean, std     of a sample, in two decimals; ImageNet's for pretrained weights
         epochs        from scratch: as many as show two million images, within 90 .. 200
 
-    Args:
-        recipe: `finetune` or `scratch`.
-        data: the training set.
-        given: values that the user has chosen; they are not among the result.
-        pretrained: whether training starts from weights.
+    Values that are `given`, by the user, are not among the result.
 
     Examples:
         >>> from longtail.data.digits import load_digits_lt
@@ -111,9 +105,10 @@ def words(name: str, recipe: Recipe) -> str:
     )
 
 
-def _spread(data: Labeled, count: int) -> IntArray:
+def _spread(data: Labeled, count: int) -> list[int]:
     """Return the positions of examples that are spread evenly over the data."""
-    return np.linspace(0, len(data) - 1, min(count, len(data))).round().astype(np.int64)
+    places = np.linspace(0, len(data) - 1, min(count, len(data))).round()
+    return places.astype(int).tolist()  # type: ignore[no-any-return]
 
 
 def _readable(found: Iterable[Any]) -> list[Any]:
@@ -126,9 +121,8 @@ def _readable(found: Iterable[Any]) -> list[Any]:
 
 
 def _usual_size(data: ListedImages, *, least: int) -> int:
-    places = _spread(data, _HEADERS)
     headers: list[Header] = _readable(
-        in_threads(lambda i: check_photo(data.file(i), quick=True), places.tolist())
+        in_threads(lambda i: check_photo(data.file(i), quick=True), _spread(data, _HEADERS))
     )
     median = np.median([min(header.height, header.width) for header in headers])
     return max([least, SIZES[0], *(size for size in SIZES if size <= median)])
@@ -148,7 +142,7 @@ def _mean_and_std(
             except PhotoError as error:
                 return error
 
-        pixels = np.stack(_readable(in_threads(decoded, _spread(data, _DECODED).tolist()))) / 255
+        pixels = np.stack(_readable(in_threads(decoded, _spread(data, _DECODED)))) / 255
     mean, std = (
         value.round(2).tolist() for value in (pixels.mean((0, 1, 2)), pixels.std((0, 1, 2)))
     )

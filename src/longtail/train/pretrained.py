@@ -52,25 +52,22 @@ class Weights:
         return runs.fingerprint(text, *values)[:16]
 
     def fitting(self, own: Mapping[str, Tensor], *, model: str) -> dict[str, Tensor]:
-        """Return the tensors that a network takes: all, or all but a last layer of another shape.
+        """Return the tensors for a network's state: all, or all but a last layer of another shape.
 
-        Args:
-            own: the network's state.
-            model: its name.
+        `model` is the network's name, for the message.
         """
-        head = {name for name in own if name.startswith(_HEAD)}
-        there = {name for name in self.tensors if name.startswith(_HEAD)}
-        same = head == there and all(self.tensors[n].shape == own[n].shape for n in head)
-        found = {} if not same else {name: self.tensors[name] for name in sorted(head)}
+        own_shapes, shapes = (
+            {name: tuple(value.shape) for name, value in tensors.items()}
+            for tensors in (own, self.tensors)
+        )
+        head = {n: shape for n, shape in own_shapes.items() if n.startswith(_HEAD)}
+        there = {n: shape for n, shape in shapes.items() if n.startswith(_HEAD)}
+        found = {name: self.tensors[name] for name in sorted(head)} if head == there else {}
         for name in dict.fromkeys([*own, *self.tensors]):
-            if name in head | there or (name.endswith(_COUNTER) and name not in self.tensors):
+            if name in head | there or (name.endswith(_COUNTER) and name not in shapes):
                 continue
-            mine, theirs = (
-                tuple(tensors[name].shape) if name in tensors else None
-                for tensors in (own, self.tensors)
-            )
-            if mine != theirs:
-                file, network = ("absent" if shape is None else shape for shape in (theirs, mine))
+            if own_shapes.get(name) != shapes.get(name):
+                file, network = (some.get(name, "absent") for some in (shapes, own_shapes))
                 raise InputError(
                     f"{self.source} does not fit {model}; the first tensor that differs is {name}: "
                     f"{file} in the file, {network} in the network."
@@ -101,7 +98,8 @@ class Weights:
         """
         first = self.tensors.get("conv1.weight")
         channels = 3 if first is None or first.ndim != 4 else first.shape[1]
-        shared: dict[str, tuple[int, InputError]] = {}
+        shapes = {name: value.shape for name, value in self.tensors.items()}
+        most, nearest = 0, None
         for name, design in DESIGNS.items():
             with torch.device("meta"):
                 head = head_factory("linear", num_classes=2)
@@ -110,17 +108,14 @@ class Weights:
                 self.fitting(own, model=name)
                 return name
             except InputError as error:
-                given = {key: value.shape for key, value in self.tensors.items()}
-                alike = sum(given.get(key) == value.shape for key, value in own.items())
-                shared[name] = alike, error
-        alike, nearest = max(shared.values(), key=lambda one: one[0])
-        if alike == 0:
-            raise InputError(
-                f"{self.source} has none of the tensors of {', '.join(DESIGNS)}; their names are "
-                f"torchvision's, such as conv1.weight and layer1.0.conv1.weight; it has "
-                f"{', '.join(list(self.tensors)[:3])}."
-            )
-        raise nearest
+                alike = sum(shapes.get(key) == value.shape for key, value in own.items())
+                if alike > most:
+                    most, nearest = alike, error
+        raise nearest or InputError(
+            f"{self.source} has none of the tensors of {', '.join(DESIGNS)}; their names are "
+            f"torchvision's, such as conv1.weight and layer1.0.conv1.weight; it has "
+            f"{', '.join(list(self.tensors)[:3])}."
+        )
 
 
 def read_weights(path: Path | str) -> Weights:
@@ -128,18 +123,15 @@ def read_weights(path: Path | str) -> Weights:
 
     A torch file is read with ``weights_only=True``: nothing in it is run. Of a training checkpoint
     the entry ``state_dict`` is taken, and the prefix ``module.`` of DataParallel is dropped.
-
-    Args:
-        path: of the file.
     """
-    path, found = Path(path), None
+    path = Path(path)
     with open(path, "rb") as file:
         head = file.read(9)
     try:
         if head[8:] == b"{":
             from safetensors.torch import load_file
 
-            found = load_file(path)
+            found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
@@ -180,10 +172,7 @@ def check_start(spec: RunSpec, weights: Weights | None) -> None:
 def started(state: Mapping[str, Tensor], spec: RunSpec, weights: Weights) -> dict[str, Tensor]:
     """Return a run's state as training begins, with the weights in their places.
 
-    Args:
-        state: as a checkpoint has it, the network's tensors as ``model/<name>``.
-        spec: of the run.
-        weights: that it names.
+    In it the network's tensors are called ``model/<name>``, as in a checkpoint.
     """
     own = {k.removeprefix("model/"): v for k, v in state.items() if k.startswith("model/")}
     taken: dict[str, Any] = weights.fitting(own, model=spec.model.name)
