@@ -70,7 +70,7 @@ def test_faults_of_the_lists_are_found_together(tmp_path):
         f"{path}:11: the label must be a whole number, 0 or more; got 'cat'",
         f"{path}:12: a path must be relative to the image root",
         f"{path}: labels must be 0 .. 3 without holes, but no image has label 2",
-        f"{path}:9: 'train/scene_0/train_00000001.jpg' is on line 2 already (label 3, and 0 there)",
+        f"{path}:9: 'train/scene_0/train_00000001.jpg' is at {path}:2 already (label 3, and 0",
         f"{root / 'Places_LT_val.txt'}: 'train/scene_0/val_00000000.jpg' is in the train set",
     ):
         assert piece in text

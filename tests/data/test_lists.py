@@ -63,7 +63,7 @@ def read_text(folder, text):
 def test_a_list_is_read_in_its_order(tmp_path, text):
     listing, problems = read_text(tmp_path, text)
     assert problems == []
-    assert listing.paths == [b"b c/3 d.jpg", b"a/1.jpg", b"a/2.jpg"]
+    assert listing.paths == ["b c/3 d.jpg", "a/1.jpg", "a/2.jpg"]
     assert listing.labels.tolist() == [1, 0, 0]
 
 
@@ -84,7 +84,7 @@ BAD = {
     "a/1.jpg 0\na/2.jpg\n": "line list.txt:2: a line is `path label`; got 'a/2.jpg' alone",
     "a/1.jpg 0\na/2.jpg cat\n": "label list.txt:2: the label must be a whole number, 0 or more; "
     "got 'cat'",
-    "a.jpg 0\na/1.jpg 1\na/1.jpg 0\n": "duplicate list.txt:3: 'a/1.jpg' is on line 2 already "
+    "a.jpg 0\na/1.jpg 1\na/1.jpg 0\n": "duplicate list.txt:3: 'a/1.jpg' is at list.txt:2 already "
     "(label 0, and 1 there)",
     "a 0\n/a/1.jpg 0\n": "path list.txt:2: a path must be relative to the image root; '/a/1.jpg' "
     "is absolute",
@@ -99,20 +99,14 @@ def test_faults_of_lists_are_named_with_their_line(tmp_path, monkeypatch, text):
     assert read_text(Path(), text)[1] == [BAD[text]]
 
 
-@pytest.mark.parametrize(
-    "spelt",
-    [
-        "./a/1.jpg",
-    ],
-)
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_a_training_file_in_another_split_is_refused(tmp_path, spelt, split):
+def test_a_training_file_in_another_split_is_refused(tmp_path, split):
     lists = {"train": ["a/1.jpg", "a/2.jpg"], "val": ["a/3.jpg", "a/4.jpg"]}
     lists["test"] = lists["val"]  # which may be one
     write_splits(tmp_path, **lists)
     data = load_listed(tmp_path)
     assert len(data.val) == len(data.test) == 2
-    write_splits(tmp_path, **{**lists, split: [spelt, "a/5.jpg"]})
+    write_splits(tmp_path, **{**lists, split: ["./a/1.jpg", "a/5.jpg"]})
     with pytest.raises(InputError, match=r"\.txt: 'a/1\.jpg' is in the train set as well"):
         load_listed(tmp_path)
 

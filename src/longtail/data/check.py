@@ -14,8 +14,8 @@ from pathlib import Path
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.decoding import PhotoError, Progress, cores, in_threads
-from longtail.data.large import KINDS, LARGE, SPLITS, find_sources
+from longtail.data.decoding import PhotoError, Progress, in_threads
+from longtail.data.large import KINDS, LARGE, find_sources
 from longtail.data.lists import Problem
 from longtail.data.photos import Header, check_photo
 from longtail.data.registry import DATASETS, load
@@ -36,7 +36,7 @@ class CheckResult:
         classes: how many different labels the training set has.
         problems: in the order of `KINDS`, then as they were met.
         absent: by split that judges, the classes it has no images of: training takes it, and
-            judges by the others. In a published data set that is a problem instead.
+            judges by the others.
         files: how many different files the lists name, there or not.
         sizes: the (height, width) that occur, rising, in class folders without lists: where there
             are several, only training that crops can take them. Empty for lists.
@@ -64,7 +64,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no problem."""
+        """True if there is no problem."""
         return not self.problems
 
     @property
@@ -80,7 +80,6 @@ class CheckResult:
                 f"The {SPLIT_WORDS[split]} set has no examples of class(es) "
                 f"{_checks.listing(classes)}: its mean error will be that of the others."
             )
-        # What only recipes that crop can train on.
         who = "training streams and crops them; recipes without image_size, describe and freeze"
         if len(self.sizes) > 1:
             small, large = (f"{h} x {w}" for h, w in (self.sizes[0], self.sizes[-1]))
@@ -121,9 +120,6 @@ def check_data(
         workers: threads that decode; by default as many as there are cores.
         quick: read only the header of each image.
         progress: called with (images done, images in all, text).
-
-    Returns:
-        The result, with every problem there is.
     """
     started = time.monotonic()
     _checks.require("PIL", extra="train")
@@ -136,10 +132,10 @@ def check_data(
             )
         data = load(name, data_dir=data_dir, progress=progress)  # which refuses what is wrong
         images = {"train": len(data.train), "test": len(data.test)}
-        taken = time.monotonic() - started
-        number, files = data.train.num_classes, sum(images.values())
-        return CheckResult(data.spec.name, images, number, files=files, seconds=taken)
-    workers = cores() if workers is None else _checks.whole(workers, name="workers")
+        taken, number = time.monotonic() - started, data.train.num_classes
+        return CheckResult(
+            data.spec.name, images, number, files=sum(images.values()), seconds=taken
+        )
     sources = find_sources(name, data_dir=data_dir, root=root)
     trees = sources.are_trees
     if data_dir is not None and name not in LARGE:
@@ -150,13 +146,19 @@ def check_data(
         )
     listings = sources.listings()
     # One list by itself needs no test set.
-    problems = sources.problems(listings, splits=name in LARGE or not Path(name).is_file())
+    problems = sources.problems(listings, splits=name in LARGE or not path.is_file())
+    labels = {split: set(listing.labels.tolist()) for split, listing in listings.items()}
+    absent = {}
+    if not problems and sources.known is None:  # in a published data set that is a problem
+        for split in [split for split in labels if split != "train"]:
+            names = enumerate(sources.class_names(listings))
+            absent[split] = [each for label, each in names if label not in labels[split]]
     astray = "is in no class folder; move it into one, or remove it"
     problems += [Problem("stray", str(image), astray) for image in sources.stray()]
     split_of: dict[str, str] = {}
     for split, listing in listings.items():
         for entry in listing.paths:
-            split_of.setdefault(os.path.join(listing.root, os.fsdecode(entry)), split)
+            split_of.setdefault(os.path.join(listing.root, entry), split)
     listed = sorted(split_of)  # folder after folder, so that disks that turn needn't seek
 
     def check(start: int) -> list[PhotoError | Header]:
@@ -181,17 +183,10 @@ def check_data(
         done += len(chunk)
         if progress is not None:
             progress(done, len(listed), "headers" if quick else "images")
-    labels = {split: set(listing.labels.tolist()) for split, listing in listings.items()}
-    names = sources.class_names(listings) if sources.known is None else None  # else it has them all
-    absent = {
-        split: [name for label, name in enumerate(names or ()) if label not in labels[split]]
-        for split in SPLITS[1:]
-        if split in labels
-    }
     return CheckResult(
         sources.name,
         images={split: len(listing.paths) for split, listing in listings.items()},
-        classes=len(next((labels[split] for split in SPLITS if split in labels), ())),
+        classes=len(labels.get("train", ())),
         problems=sorted(problems, key=lambda problem: list(KINDS).index(problem.kind)),
         absent={split: lacking for split, lacking in absent.items() if lacking},
         files=len(listed),

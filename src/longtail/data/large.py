@@ -6,8 +6,8 @@ How a list is read is in `lists`; how the images get from disk to the network, i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from longtail import runs
@@ -85,8 +85,8 @@ LARGE: dict[str, Known] = {
         {"train": 437_513, "test": 24_426},
     ),
 }
-# What a folder's own lists may be called.
-_NAMES: list[_Files] = [_lists(""), *(known.files for known in LARGE.values())]
+_OWN = _lists("")
+_TREES = {split: (f"{split}/<class>/<image>",) for split in SPLITS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,17 +116,19 @@ class Sources:
         name: what records call it.
         files: by split, a list, a competition file, or a folder ``<class>/<image>``.
         root: the image root of lists.
+        names: by split, what may be there.
         known: what it must hold, for a published data set.
     """
 
     name: str
     files: Mapping[str, Path]
     root: Path
+    names: _Files = field(default_factory=lambda: _OWN)
     known: Known | None = None
 
     @property
     def are_trees(self) -> bool:
-        """Whether each split is a folder of its own, so that none needs a list."""
+        """True if each split is a folder of its own, so that none needs a list."""
         return all(path.is_dir() for path in self.files.values())
 
     def stray(self) -> list[Path]:
@@ -142,18 +144,19 @@ class Sources:
             found[split] = scan(path, self.root, names)
         return found
 
-    def class_names(self, listings: Mapping[str, Listing]) -> Sequence[str] | None:
-        """Return the classes that there are, or None where no list tells."""
+    def num_classes(self, listings: Mapping[str, Listing]) -> int:
+        """Return how many classes there are: published, named by the training set, or counted."""
         if self.known is not None:
-            return [str(label) for label in range(self.known.num_classes)]
-        train = listings.get("train")
-        if train is not None and train.class_names is not None:
-            return train.class_names
-        # A mistyped label of nine digits would be as many names; its own list is told of it.
-        most = 10 * sum(len(part.labels) for part in listings.values())
-        sizes = [int(part.labels.max()) + 1 for part in listings.values() if len(part.labels)]
-        count = max((size for size in sizes if size <= most), default=0)
-        return [str(label) for label in range(count)] or None
+            return self.known.num_classes
+        if "train" in listings and (names := listings["train"].class_names) is not None:
+            return len(names)
+        return max(int(part.labels.max(initial=-1)) + 1 for part in listings.values())
+
+    def class_names(self, listings: Mapping[str, Listing]) -> tuple[str, ...]:
+        """Return the classes of sound listings, as they are called or by their numbers."""
+        names = listings["train"].class_names if "train" in listings else None
+        numbers = range(self.num_classes(listings))
+        return tuple(map(str, numbers)) if names is None or self.known is not None else names
 
     def problems(
         self, listings: Mapping[str, Listing], *, splits: bool = True, judges_differ: bool = True
@@ -171,29 +174,24 @@ class Sources:
                 f"(--root), the folder that the lists' paths start from."
             )
         found: list[Problem] = []
-        there, path = next(iter(self.files.items()))
         for split in {"train", "test"} - self.files.keys() if splits else ():
-            style = next(
-                (files for files in _NAMES if path.name in files.get(there, ())), _NAMES[0]
-            )
-            wanted = f"{split}/<class>/<image>" if path.is_dir() else " or ".join(style[split])
-            detail = f"has no {split} set ({wanted}), which training needs"
-            found.append(Problem("split", str(path.parent), detail))
-        classes, first_in = self.class_names(listings), dict[bytes, str]()
+            rule = f"has no {split} set ({' or '.join(self.names[split])}), which training needs"
+            found.append(Problem("split", str(next(iter(self.files.values())).parent), rule))
+        num_classes, first_in = self.num_classes(listings), dict[str, str]()
         for split, listing in listings.items():
             source, count = str(listing.source), len(listing.paths)
             found += listing.problems
             if self.known is not None and count != (size := self.known.sizes[split]):
-                detail = f"has {count:,} images; the {split} set of {self.known.title} has {size:,}"
-                found.append(Problem("size", source, detail))
-            own = listing.class_names if listing.source.is_dir() else classes
+                rule = f"has {count:,} images; the {split} set of {self.known.title} has {size:,}"
+                found.append(Problem("size", source, rule))
+            own = len(listing.class_names or ()) if listing.source.is_dir() else num_classes
             every = split == "train" or self.known is not None
             found += label_problems(listing, own, every_class=every)
             for name in () if self.are_trees else listing.paths:  # a folder for each split
                 other = first_in.setdefault(name, split)
                 if other != split and (judges_differ or other == "train"):
-                    detail = f"{os.fsdecode(name)!r} is in the {other} set as well"
-                    found.append(Problem("overlap", source, detail))
+                    rule = f"{name!r} is in the {other} set as well"
+                    found.append(Problem("overlap", source, rule))
         return found
 
 
@@ -210,9 +208,23 @@ def find_sources(
             that name; the environment variable LONGTAIL_DATA if None.
         root: the folder that the lists' paths start from; by default that of the lists.
     """
-    if name in LARGE:
-        return _by_name(str(name), data_dir, root)
-    path = Path(name)
+    path, known = Path(name), LARGE.get(str(name))
+    if known is not None:
+        given = data_dir if data_dir is not None else os.environ.get(VARIABLE)
+        wanted = " and ".join(" or ".join(known.files[s]) for s in ("train", "test"))
+        if not given:
+            raise InputError(
+                f"say where the lists of {name} are ({wanted}), by data_dir (--data-dir) or "
+                f"{VARIABLE}; the images may be elsewhere (--root)."
+            )
+        folder = Path(given).expanduser()
+        for place in (folder / name, folder):
+            if files := _present(place, known.files):
+                return Sources(str(name), files, Path(root or place), known.files, known)
+        raise InputError(
+            f"there is no list of {known.title} in {folder} or {folder / name}; looked for "
+            f"{wanted}."
+        )
     if path.is_file():
         return Sources(record_name(path.stem), {"train": path}, Path(root or path.parent))
     if not path.is_dir():
@@ -221,36 +233,17 @@ def find_sources(
             f"{', '.join(LARGE)}."
         )
     title = record_name(path.resolve().name)
-    for files in _NAMES:
-        found = _present(path, files)
-        if "train" in found:
-            return Sources(title, found, Path(root or path))
+    for names in (_OWN, *(known.files for known in LARGE.values())):
+        files = _present(path, names)
+        if "train" in files:
+            return Sources(title, files, Path(root or path), names)
     trees = {split: path / split for split in SPLITS if (path / split).is_dir()}
     if "train" in trees:
-        return Sources(title, trees, path)
+        return Sources(title, trees, path, _TREES)
     raise InputError(
         f"{path} has neither lists (train.txt and test.txt, or those of "
         f"{', '.join(known.title for known in LARGE.values())}) nor the folders "
         f"train/<class>/<image> and test/<class>/<image>."
-    )
-
-
-def _by_name(name: str, data_dir: Path | str | None, root: Path | str | None) -> Sources:
-    given = data_dir if data_dir is not None else os.environ.get(VARIABLE)
-    known = LARGE[name]
-    wanted = " and ".join(" or ".join(known.files[s]) for s in ("train", "test"))
-    if not given:
-        raise InputError(
-            f"say where the lists of {name} are ({wanted}), by data_dir (--data-dir) or "
-            f"{VARIABLE}; the images may be elsewhere (--root)."
-        )
-    folder = Path(given).expanduser()
-    for place in (folder / name, folder):
-        files = _present(place, known.files)
-        if "train" in files or "test" in files:
-            return Sources(name, files, Path(root or place), known)
-    raise InputError(
-        f"there is no list of {known.title} in {folder} or {folder / name}; looked for {wanted}."
     )
 
 
@@ -290,7 +283,7 @@ def load_listed(
         first, others = problems[0], len(problems) - 1
         more = f" (and {others:,} more; `longtail data check` lists them)" if others else ""
         raise InputError(f"{first.where}: {first.detail}{more}.")
-    names = tuple(sources.class_names(listings) or ())
+    names = sources.class_names(listings)
     parts = {
         split: ListedImages(part.root, part.paths, part.labels, names, sources.name)
         for split, part in listings.items()

@@ -1,7 +1,7 @@
 """Images that stay on disk: lists of `path label` lines, competition files and folder trees.
 
-Only names and labels are held, 437,513 of them in about 40 MB. What a file looks like inside is
-for `photos` and `check`; which lists a named data set has, for `large`.
+Only names and labels are held, 437,513 of them in about 40 MB. `photos` and `check` look into the
+files; `large` knows which lists a named data set has.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from longtail.data.images import ImageSet, Labeled
 from longtail.runs.files import read_json
 
 _LONGEST_LABEL = 9  # digits; more than any label space has
-_DRIVE = re.compile(rb"[A-Za-z]:[\\/]")
+_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]")
 # Left in folders by systems, archives and network drives, beside what a leading dot hides.
 _CLUTTER = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir")
 _ENDINGS = (
@@ -40,8 +41,8 @@ class ListedImages(Labeled):
 
     Attributes:
         root: the folder that the paths start from.
-        paths: one relative path per example, with forward slashes; an array of bytes, which
-            takes a third of the memory of text objects and is not copied for worker processes.
+        paths: one relative path per example, with forward slashes; kept as an array of bytes,
+            which takes a third of the memory of text and is not copied for worker processes.
         labels: int64, shape (examples,).
         class_names: one name per class, in label order.
         name: what a run's record calls the data.
@@ -54,7 +55,7 @@ class ListedImages(Labeled):
     """
 
     root: Path
-    paths: NDArray[np.bytes_] | Sequence[str] | Sequence[bytes]
+    paths: NDArray[np.bytes_] | Sequence[str]
     labels: IntArray
     class_names: tuple[str, ...]
     name: str = "images"
@@ -133,7 +134,7 @@ class Listing:
 
     source: Path
     root: Path
-    paths: list[bytes]
+    paths: list[str]
     labels: IntArray
     problems: list[Problem]
     class_names: tuple[str, ...] | None = None
@@ -152,53 +153,53 @@ def scan(path: Path, root: Path, class_names: Sequence[str] | None = None) -> Li
 
 
 def _scan_lines(path: Path, root: Path) -> Listing:
-    """Read lines ``path label``; of lines that name one file twice the first counts.
-
-    The label is what follows the last blank, so a path may have blanks in it.
-    """
-    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    """Read lines ``path label``; the label follows the last blank, so a path may have blanks."""
     try:
-        content.decode()
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path} is not a text in UTF-8 (line {line}); a list has lines `path label`."
-        ) from error
-    entries: dict[bytes, tuple[int, int]] = {}  # -> label, line
-    problems = []
-    for number, text in enumerate(content.split(b"\n"), start=1):
-        fields = text.rsplit(None, 1)
+        raise InputError(f"{path} is not a text in UTF-8 with lines `path label`.") from error
+    entries, problems = list[tuple[str, str, int]](), list[Problem]()
+    for number, line in enumerate(text.split("\n"), start=1):
+        fields = line.rsplit(None, 1)
         if not fields:
             continue
-        name, label = fields[0].lstrip(), fields[-1]
-        fault = _path_fault(name)
+        name, label, where = fields[0].lstrip(), fields[-1], f"{path}:{number}"
         if len(fields) == 1:
-            fault = "line", f"a line is `path label`; got {name.decode()!r} alone"
-        elif not label.isdigit() or len(label) > _LONGEST_LABEL:
-            rule = "the label must be a whole number, 0 or more"
-            fault = "label", f"{rule}; got {label.decode()!r}"
-        elif fault is None:
-            place = posixpath.normpath(name)  # so that one file has one name
-            first, earlier = entries.setdefault(place, (int(label), number))
-            if earlier != number:
-                other = f", and {first} there" if int(label) != first else ""
-                words = f"on line {earlier} already (label {int(label)}{other})"
-                fault = "duplicate", f"{name.decode()!r} is {words}"
-        if fault is not None:
-            problems.append(Problem(fault[0], f"{path}:{number}", fault[1]))
-    labels = np.fromiter((label for label, _ in entries.values()), np.int64, len(entries))
-    return Listing(path, root, list(entries), labels, problems)
+            rule = f"a line is `path label`; got {name!r} alone"
+            problems.append(Problem("line", where, rule))
+        elif not label.isdecimal() or len(label) > _LONGEST_LABEL:
+            rule = f"the label must be a whole number, 0 or more; got {label!r}"
+            problems.append(Problem("label", where, rule))
+        else:
+            entries.append((where, name, int(label)))
+    return _listing(path, root, entries, problems)
 
 
-def _path_fault(name: bytes) -> tuple[str, str] | None:
-    """Return why a path can't be one below the image root, as kind and detail, or None."""
-    if name.startswith((b"/", b"\\")) or _DRIVE.match(name):
-        return "path", f"a path must be relative to the image root; {name.decode()!r} is absolute"
-    if b".." in name and b".." in name.split(b"/"):
-        return "path", f"a path must stay below the image root; {name.decode()!r} has '..' in it"
-    if name.endswith((b"/", b"/.")) or name in (b"", b"."):
-        return "path", f"a path must name a file; {name.decode()!r} is a folder"
-    return None
+def _listing(
+    source: Path,
+    root: Path,
+    entries: Iterable[tuple[str, str, int]],
+    problems: list[Problem],
+    class_names: tuple[str, ...] | None = None,
+) -> Listing:
+    """Return the entries (place, path, label) whose paths are sound; of one file's the first."""
+    found: dict[str, tuple[str, int]] = {}
+    for where, name, label in entries:
+        if _ABSOLUTE.match(name):
+            rule = f"a path must be relative to the image root; {name!r} is absolute"
+            problems.append(Problem("path", where, rule))
+        elif ".." in name and ".." in name.split("/"):
+            rule = f"a path must stay below the image root; {name!r} has '..' in it"
+            problems.append(Problem("path", where, rule))
+        else:
+            # Normalised, so that one file has one name.
+            before, first = found.setdefault(posixpath.normpath(name), (where, label))
+            if before != where:
+                other = f", and {first} there" if label != first else ""
+                rule = f"{name!r} is at {before} already (label {label}{other})"
+                problems.append(Problem("duplicate", where, rule))
+    labels = np.fromiter((label for _, label in found.values()), np.int64, len(found))
+    return Listing(source, root, list(found), labels, problems, class_names)
 
 
 def _scan_competition(path: Path, root: Path) -> Listing:
@@ -207,52 +208,37 @@ def _scan_competition(path: Path, root: Path) -> Listing:
     A label is a category's id; those of 2018 are 0 .. 8141, the same as in the list files.
     """
     document = read_json(path)
+    problems, label_of = list[Problem](), dict[Any, int]()
     try:
-        categories = {entry["id"]: str(entry["name"]) for entry in document["categories"]}
-        pairs = [(entry["image_id"], entry["category_id"]) for entry in document["annotations"]]
+        for entry in document["annotations"]:
+            image, label = entry["image_id"], int(entry["category_id"])
+            if (first := label_of.setdefault(image, label)) != label:
+                rule = f"image {image} has two labels, {first} and {label}"
+                problems.append(Problem("label", str(path), rule))
+        categories = [(entry["id"], str(entry["name"])) for entry in document["categories"]]
         images = [(entry["id"], str(entry["file_name"])) for entry in document["images"]]
-        label_of = dict(reversed(pairs))  # of two labels the first
-        lost = label_of.keys() - {image for image, _ in images}
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} is no competition file with labels, {{images: [{{id, file_name}}], "
             f"annotations: [{{image_id, category_id}}], categories: [{{id, name}}]}} "
             f"({type(error).__name__}: {error}). The competition's test set has no annotations; "
             f"results are reported on its validation set (val2018.json)."
         ) from error
-    count = len(document["categories"])
-    if not count or categories.keys() != set(range(count)):
+    if not categories or {number for number, _ in categories} != set(range(len(categories))):
         raise InputError(
-            f"{path}: category ids must be 0 .. L - 1, each once, since they are the labels; got "
-            f"{count} categories with other ids."
+            f"{path}: category ids must be 0 .. L - 1, each once, since they are the labels."
         )
-    faults: list[tuple[str, str]] = []
-    for image, label in pairs:
-        if label not in categories:
-            known = f"0 .. {count - 1}"
-            what = f"`category_id` must lie in {known}; that of image {image} is {label}"
-            faults.append(("label", what))
-        elif label_of[image] != label:
-            faults.append(("label", f"image {image} has two labels, {label_of[image]} and {label}"))
-    found: dict[bytes, int] = {}
-    for image, text in images:
-        name = text.encode(errors="replace")
-        fault, place = _path_fault(name), posixpath.normpath(name)
+    for image, name in images:
         if image not in label_of:
-            faults.append(("label", f"image {image}, {text!r}, has no annotation"))
-        elif fault is not None:
-            faults.append(fault)
-        elif place in found:
-            faults.append(("duplicate", f"{text!r} is in `images` twice"))
-        elif label_of[image] in categories:
-            found[place] = int(label_of[image])
-    if lost:
-        what = f"{len(lost):,} annotations are of no image; one is of {next(iter(lost))}"
-        faults.append(("label", what))
-    labels = np.fromiter(found.values(), np.int64, len(found))
-    names = tuple(categories[label] for label in range(count))
-    problems = [Problem(kind, str(path), detail) for kind, detail in faults]
-    return Listing(path, root, list(found), labels, problems, names)
+            rule = f"image {image}, {name!r}, has no annotation"
+            problems.append(Problem("label", str(path), rule))
+    entries = (
+        (f"{path}: image {image}", name, label_of[image])
+        for image, name in images
+        if image in label_of
+    )
+    names = tuple(name for _, name in sorted(categories))
+    return _listing(path, root, entries, problems, names)
 
 
 # --- folders <class>/<image> ----------------------------------------------------------------------
@@ -293,26 +279,24 @@ def _scan_folder(path: Path, class_names: Sequence[str] | None) -> Listing:
     """List a tree ``PATH/<class>/<image>`` in the order people count in, without clutter."""
     entries = (entry for entry in os.scandir(path) if not is_clutter(entry.name))
     folders = sorted((entry.name for entry in entries if entry.is_dir()), key=counting_order)
-    present, known = set(folders), folders if class_names is None else list(class_names)
-    unknown = [name for name in folders if name not in set(known)]
-    names, paths, counts = known + unknown, list[bytes](), list[int]()
-    for name in names:
-        inside = os.listdir(path / name) if name in present else []
+    known = folders if class_names is None else list(class_names)
+    unknown = sorted(set(folders) - set(known), key=counting_order)
+    paths, counts = list[str](), list[int]()
+    for name in known + unknown:
+        inside = os.listdir(path / name) if (path / name).is_dir() else []
         images = sorted((file for file in inside if not is_clutter(file)), key=counting_order)
-        paths += [os.fsencode(f"{name}/{file}") for file in images]
+        paths += [f"{name}/{file}" for file in images]
         counts.append(len(images))
     if not paths:
         raise InputError(f"there are no images {path}/<class>/<image>.")
     problems = []
     if unknown:
-        lacking = [name for name in known if name not in present]  # one may be it, mistyped
+        lacking = [name for name in known if name not in folders]  # one may be it, mistyped
         hint = f" (it has no folder of {_checks.listing(lacking, most=3)})" if lacking else ""
-        detail = (
-            f"has class folders that the training set lacks: {_checks.listing(unknown, most=3)}"
-        )
-        problems = [Problem("label", str(path), f"{detail}; rename or remove them{hint}")]
-    labels = np.repeat(np.arange(len(names), dtype=np.int64), counts)
-    return Listing(path, path, paths, labels, problems, tuple(names))
+        rule = f"has class folders that the training set lacks: {_checks.listing(unknown, most=3)}"
+        problems = [Problem("label", str(path), f"{rule}; rename or remove them{hint}")]
+    labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return Listing(path, path, paths, labels, problems, (*known, *unknown))
 
 
 def read_image_folder(
@@ -341,41 +325,36 @@ def read_image_folder(
         )
     found = scan(path, path, class_names)
     names = found.class_names or ()
-    faults = found.problems + label_problems(found, names, every_class=class_names is None)
+    faults = found.problems + label_problems(found, len(names), every_class=class_names is None)
     if faults:
         raise InputError(f"{path}: {faults[0].detail}.")
-    images = [path / os.fsdecode(name) for name in found.paths]
+    images = [path / name for name in found.paths]
     pixels = decode_images(images, name_of=lambda k: str(images[k]), size=size, progress=progress)
     return ImageSet(pixels, found.labels, tuple(names))
 
 
-def label_problems(
-    listing: Listing, class_names: Sequence[str] | None, *, every_class: bool
-) -> list[Problem]:
+def label_problems(listing: Listing, num_classes: int, *, every_class: bool) -> list[Problem]:
     """Return what is wrong with the labels of a listing as a whole."""
-
-    def problem(kind: str, detail: str) -> list[Problem]:
-        return [Problem(kind, str(listing.source), detail)]
-
-    if not len(listing.labels):
-        return problem("line", "the list is empty; it needs lines `path label`")
-    high = int(listing.labels.max())
-    count = high + 1 if class_names is None else len(class_names)
-    if high >= count:
-        where = os.fsdecode(listing.paths[int(np.argmax(listing.labels == high))])
-        return problem("label", f"labels must lie in 0 .. {count - 1}, but {where!r} has {high}")
-    there = set(listing.labels.tolist())
-    if not every_class or len(there) == count:
+    kind, labels, names = "label", listing.labels, listing.class_names
+    there, high = set(labels.tolist()), int(labels.max(initial=-1))
+    if not there:
+        kind, rule = "line", "the list is empty; it needs lines `path label`"
+    elif high >= num_classes:
+        name = listing.paths[int(labels.argmax())]
+        rule = f"labels must lie in 0 .. {num_classes - 1}, but {name!r} has {high}"
+    elif every_class and len(there) < num_classes:
+        first = list(islice((label for label in range(num_classes) if label not in there), 3))
+        holes = num_classes - len(there) - len(first)
+        more = f" and {holes:,} more" if holes else ""
+        if listing.source.is_dir() and names is not None:
+            empty = ", ".join(names[label] for label in first) + more
+            rule = f"the class folder(s) {empty} hold no images; fill or remove them"
+        else:
+            rule = f"labels must be 0 .. {num_classes - 1} without holes, but no image has label "
+            rule += ", ".join(map(str, first)) + more
+    else:
         return []
-    first = list(islice((label for label in range(count) if label not in there), 3))
-    holes = count - len(there) - len(first)
-    more = f" and {holes:,} more" if holes else ""
-    if listing.source.is_dir() and class_names is not None:
-        empty = ", ".join(class_names[label] for label in first) + more
-        return problem("label", f"the class folder(s) {empty} hold no images; fill or remove them")
-    lacking = ", ".join(map(str, first)) + more
-    rule = f"labels must be 0 .. {count - 1} without holes"
-    return problem("label", f"{rule}, but no image has label {lacking}")
+    return [Problem(kind, str(listing.source), rule)]
 
 
 def record_name(text: str) -> str:
