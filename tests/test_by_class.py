@@ -87,17 +87,10 @@ def test_everything_given_per_class_goes_by_class(kind):
             r"a Series.*keys.*numbers 0 \.\. 1.*'b', 'a';",
         ),
         (
-            Counter("abb"),
-            r"a Counter.*keys.* 'a', 'b'; pass \[counts\[label\] for label in classes\]",
-        ),
-        (
             series([5, 3, 2], [0, 3, 1]),
-            r"0, 3, 1; .*pass \[counts.get\(k, 0\) for k in range\(4\)\]",
+            r"0, 3, 1; .*pass \[counts.get\(k, 0\) for k in classes\]",
         ),
-        ({0: 5.0, 2: 3.0}, r"0, 2; .*\[counts\.get\(k, 0\) for k in range\(3\)\]"),
-        # Labels from 1 up: no class lacks examples, they are named otherwise.
-        (series([5, 3], [1, 2]), r"if the labels are other numbers, pass \[counts\[label\] for"),
-        (series([5, 3], [0, 0]), "its index holds 0 twice"),
+        (series([5, 3], [0, 0]), "0 occurs twice in its index"),
         ({}, "`counts` is empty"),
         (pd.DataFrame({"n": [5, 3]}), r"shape is \(2, 1\)"),
     ],
@@ -111,8 +104,9 @@ def test_the_advice_on_missing_classes_is_right():
     given = series([5, 3, 2], [0, 3, 1])
     with pytest.raises(InputError) as refused:
         ClassPrior.from_counts(given)
-    advice = str(refused.value).split("missing classes pass ")[1].split("; if")[0]
-    prior = ClassPrior.from_counts(eval(advice, {"counts": given}), smoothing=1.0)
+    advice = str(refused.value).split("pass ")[1].split(", `classes`")[0]
+    names = {"counts": given, "classes": range(4)}
+    prior = ClassPrior.from_counts(eval(advice, names), smoothing=1.0)
     assert prior.counts.tolist() == [5, 2, 0, 3]
 
 
@@ -164,11 +158,14 @@ def test_a_cost_table_goes_by_its_labels():
         ({"prior": pd.Series([0.2, 0.3, 0.5])}, r"lacking: 'ant', 'bee', 'cat'; unknown: 0, 1, 2"),
         ({"target": pd.Series([0.2, 0.3, 0.5])}, r"read by its labels.*target\.to_numpy\(\)"),
         ({"prior": pd.Series({"ant": 0.5, "bee": 0.5})}, "lacking: 'cat'; unknown: none"),
-        ({"costs": series([1.0, 2.0, 3.0], ["ant", "bee", "bee"])}, "its index holds 'bee' twice"),
+        (
+            {"costs": series([1.0, 2.0, 3.0], ["ant", "bee", "bee"])},
+            "'bee' occurs twice in its index",
+        ),
         ({"costs": pd.DataFrame(np.eye(3))}, r"`costs`.*lacking: 'ant'.*costs\.to_numpy\(\)"),
         (
             {"costs": pd.DataFrame(np.eye(3), index=["ant", "bee", "cat"], columns=list("aab"))},
-            "its columns hold 'a' twice",
+            "'a' occurs twice in its columns",
         ),
     ],
     ids=["no names", "no names in target", "one lacking", "one twice", "table", "table twice"],
@@ -184,5 +181,5 @@ def test_a_series_of_other_classes_is_refused(kind, settings, message):
 def test_arrays_that_have_a_method_called_index_are_taken_by_position():
     import pyarrow as pa
 
-    for given in (pa.array([3, 1]), pa.chunked_array([[3], [1]]), [3, 1]):
+    for given in (pa.array([3, 1]), pa.chunked_array([[3], [1]])):
         assert ClassPrior.from_counts(given).counts.tolist() == [3, 1]

@@ -123,11 +123,6 @@ def test_long_priors_are_shown_short():
         (lambda: ClassPrior.from_counts([0, 0]), "are all zero"),
         (lambda: ClassPrior.from_counts([]), "`counts` is empty"),
         (lambda: ClassPrior.from_counts([[1, 2]]), r"shape is \(1, 2\)"),
-        (
-            lambda: ClassPrior.from_counts([1, np.nan]),
-            "finite and not negative, but class 1 has nan",
-        ),
-        (lambda: ClassPrior.from_counts([True, False]), "not booleans"),
         (lambda: ClassPrior.from_counts(["a", "b"]), "must hold numbers"),
         (
             lambda: ClassPrior.from_counts([5, 0, 3, 0]),
@@ -154,10 +149,8 @@ def test_long_priors_are_shown_short():
         (lambda: ClassPrior.from_counts([1, 2], smoothing=-1), "`smoothing` must not be negative"),
         (lambda: ClassPrior([900, 90, 10]), "sum to 1000; use ClassPrior.from_counts for counts"),
         (lambda: ClassPrior([0.5, 0.5], [3]), "`counts` must have one value per class, 2; it has"),
-        (lambda: ClassPrior.uniform(0), "`num_classes` must be a whole number, at least 1"),
         (lambda: ClassPrior.uniform(2).groups(), "made from probabilities"),
         (lambda: ClassPrior.from_counts([1, 2]).groups(many=5, few=9), "`few` must not exceed"),
-        (lambda: ClassPrior.from_counts([1, 2]).groups(many=np.nan), "`few` must not exceed"),
         (lambda: ClassPrior.from_counts([1, 2]).effective_numbers(beta=1.0), r"in \[0, 1\)"),
     ],
 )

@@ -9,9 +9,7 @@ import importlib
 import inspect
 import math
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -51,14 +49,14 @@ class MissingExtraError(ImportError):
 
 
 def listing(items: Iterable[object], *, most: int = 10) -> str:
-    """A short, readable enumeration for messages: ``3, 7, 9 and 4 more``."""
+    """Return a short enumeration for messages: ``3, 7, 9 and 4 more``."""
     items = list(items)
     shown = ", ".join(map(str, items[:most]))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
 def class_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
-    """Some classes for messages, by name where they have names; empty if there are none."""
+    """Return some classes for messages, by name where they have names; empty without any."""
     found = [str(k) if names is None else names[k] for k in classes]
     return f"class(es) {listing(found)}" if found else ""
 
@@ -67,7 +65,7 @@ def class_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import `module`, or say in one line how to install the extra that brings it."""
+    """Import `module`, or raise with the command that installs the extra that brings it."""
     package = module.split(".")[0]
     try:
         return importlib.import_module(module)
@@ -164,14 +162,13 @@ def prior(
         raise InputError(
             f"`{name}` has {value.num_classes} classes but "
             f"{'the logits have' if of is None else f'`{of}` has'} {num_classes} columns{shaped}; "
-            f"{advice_on_width(value.num_classes, num_classes, shape)}."
+            f"{advice_on_width(value.num_classes, num_classes, shape or ())}."
         )
     return value
 
 
-def advice_on_width(num_classes: int, num_columns: int, shape: tuple[int, ...] | None) -> str:
-    """What to do about logits whose columns are not the classes of a prior."""
-    shape = shape or ()
+def advice_on_width(num_classes: int, num_columns: int, shape: tuple[int, ...]) -> str:
+    """Advice about logits whose columns are not the classes of a prior."""
     if num_classes == 2 and (num_columns == 1 or len(shape) == 1):
         return (
             "of one score d for two classes pass two columns, -d / 2 and d / 2, as "
@@ -295,14 +292,15 @@ def labels(
         )
     low, high = int(array.min()), int(array.max())
     if low < 0 or (num_classes is not None and high >= num_classes):
-        wrong = low if low < 0 else high
-        last = "num_classes - 1" if num_classes is None else num_classes - 1
+        wrong, last = low if low < 0 else high, "num_classes - 1"
+        if num_classes is not None:
+            last = str(num_classes - 1)
         advice = "; drop ignored or unlabelled examples first" * (low < 0)
         if low == 1 and high == num_classes:
             advice = "; if they count from 1, subtract 1 from them"
         raise InputError(
             f"`{name}` must lie in 0 .. {last}, but {wrong} occurs (first at position "
-            f"{int(np.flatnonzero(array == wrong)[0])}){advice}."
+            f"{int(np.argmax(array == wrong))}){advice}."
         )
     if names and num_classes is None and high >= max(10 * len(array), 100_000):
         raise InputError(
@@ -316,10 +314,7 @@ def labels(
 def numbered(*columns: Any, num_classes: int | None = None) -> list[NDArray[Any]]:
     """Labels as NumPy; names as their places among all that occur, sorted as in scikit-learn."""
     arrays = [as_numpy(column) for column in columns]
-    named = [
-        a.dtype.kind in "UT" or (a.dtype == object and a.size > 0 and isinstance(a.flat[0], str))
-        for a in arrays
-    ]
+    named = [a.dtype.kind in "UT" or (a.size > 0 and isinstance(a.flat[0], str)) for a in arrays]
     if not any(named):
         return arrays
     if not all(named):
@@ -411,60 +406,45 @@ def by_label(values: Any, *, name: str) -> dict[Any, Any] | None:
 def each_once(labels: Iterable[Any], where: str, *, name: str) -> list[Any]:
     """The labels of an `index` or of `columns`, refusing one that stands there twice."""
     labels = list(labels)
-    twice = [label for label, times in Counter(labels).items() if times > 1]
-    if twice:
+    if len(set(labels)) < len(labels):
+        twice = next(label for k, label in enumerate(labels) if label in labels[:k])
         raise InputError(
-            f"`{name}` must have one value per class, but its {where} "
-            f"hold{'s' * (where == 'index')} {twice[0]!r} twice."
+            f"`{name}` must have one value per class, but {twice!r} occurs twice in its {where}."
         )
     return labels
 
 
-def per_class(values: Any, *, name: str, absent: str = "...") -> NDArray[Any]:
-    """One number per class 0 .. K − 1: an array in that order, or a mapping or Series by number.
-
-    `absent` is the value of a class that does not occur, for the message.
-    """
+def per_class(values: Any, *, name: str, num_classes: int | None = None) -> NDArray[Any]:
+    """One number per class 0 .. K − 1: an array in that order, or a mapping or Series by number."""
     found = by_label(values, name=name)
-    if found is None:
-        return vector(values, name=name)
-    if all(k in found for k in range(len(found))):
-        return vector([found[k] for k in range(len(found))], name=name)
-    advice = f"pass [{name}[label] for label in classes], `classes` being the order of the columns"
-    if all(isinstance(key, Integral) for key in found):
-        advice = (
-            f"for missing classes pass [{name}.get(k, {absent}) for k in range({max(found) + 1})]; "
-            f"if the labels are other numbers, {advice}"
-        )
-    held = listing(repr(key.item() if isinstance(key, np.generic) else key) for key in found)
-    raise InputError(
-        f"`{name}` is a {type(values).__name__}, so its keys must be the class numbers "
-        f"0 .. {len(found) - 1}, in any order, but it holds {held}; {advice}."
-    )
-
-
-def width(array: NDArray[Any], num_classes: int, *, name: str) -> None:
-    """Refuse another number of values than there are classes."""
-    if len(array) != num_classes:
+    if found is not None:
+        if not all(k in found for k in range(len(found))):
+            held = listing(repr(k.item() if isinstance(k, np.generic) else k) for k in found)
+            raise InputError(
+                f"`{name}` is a {type(values).__name__}, so its keys must be the class numbers "
+                f"0 .. {len(found) - 1}, in any order, but it holds {held}; pass [{name}.get(k, 0) "
+                f"for k in classes], `classes` being the labels in the order of the columns."
+            )
+        values = [found[k] for k in range(len(found))]
+    array = vector(values, name=name)
+    if num_classes is not None and len(array) != num_classes:
         raise InputError(
             f"`{name}` must have one value per class, {num_classes}; it has {len(array)}."
         )
+    return array
 
 
 def positive_per_class(values: Any, num_classes: int, *, name: str) -> FloatArray:
     """One finite number above zero per class."""
-    array = per_class(values, name=name).astype(np.float64)
-    width(array, num_classes, name=name)
+    array = per_class(values, name=name, num_classes=num_classes).astype(np.float64)
     rule = f"`{name}` must be finite and above zero, but class"
     _every(np.isfinite(array) & (array > 0), array, rule)
     return array
 
 
-def totals(values: Any, *, name: str) -> NDArray[Any]:
+def totals(values: Any, *, name: str, num_classes: int | None = None) -> NDArray[Any]:
     """Finite, non-negative class totals, not all zero, of whatever numeric dtype came."""
-    array = per_class(values, name=name, absent="0")
-    if array.dtype.kind == "b":
-        raise InputError(f"`{name}` must be numbers of examples, not booleans.")
+    array = per_class(values, name=name, num_classes=num_classes)
     rule = f"`{name}` must be finite and not negative, but class"
     _every(np.isfinite(array) & (array >= 0), array, rule)
     if not array.any():
@@ -477,19 +457,10 @@ def counts(values: Any, *, name: str = "counts") -> IntArray:
     array = totals(values, name=name)
     with np.errstate(invalid="ignore"):
         whole_ones = array.astype(np.int64)
-    _every(
-        whole_ones == array,
-        array,
-        f"`{name}` must be whole numbers of examples below 2**63, but class",
-        "; use ClassPrior.from_weights for fractional or larger totals, or ClassPrior.from_probs "
-        "for probabilities",
-    )
+    rule = f"`{name}` must be whole numbers of examples below 2**63, but class"
+    advice = "; use ClassPrior.from_weights for fractional or larger totals, or "
+    _every(whole_ones == array, array, rule, advice + "ClassPrior.from_probs for probabilities")
     return whole_ones
-
-
-def weights(values: Any, *, name: str = "weights") -> FloatArray:
-    """Non-negative class totals, not all zero, fractional allowed."""
-    return totals(values, name=name).astype(np.float64)
 
 
 def distribution(values: Any, *, name: str = "probs") -> FloatArray:
@@ -497,7 +468,7 @@ def distribution(values: Any, *, name: str = "probs") -> FloatArray:
 
     Those of lower precision, whose rounding adds up to more, are divided by their sum.
     """
-    array = weights(values, name=name)
+    array = totals(values, name=name).astype(np.float64)
     total = float(array.sum())
     if abs(total - 1.0) > SLACK:
         raise InputError(

@@ -418,8 +418,7 @@ def consistent(prior: ClassPrior, *, delta: Any) -> Margin:
         array([0.625, 2.5  ])
     """
     prior = _checks.prior(prior)
-    delta = _checks.weights(delta, name="delta")
-    _checks.width(delta, prior.num_classes, name="delta")
+    delta = _checks.totals(delta, name="delta", num_classes=prior.num_classes).astype(np.float64)
     if np.any(delta == 0):
         raise InputError("`delta` must be positive, but a value is 0.")
     shift = np.log(delta)

@@ -258,9 +258,8 @@ def checked_bias(bias: Any, bias_mode: str, *, num_classes: int) -> FloatArray |
                 f"({num_classes},); bias_mode='scale' does without."
             )
         return None
-    array = _checks.per_class(bias, name="bias").astype(np.float64)
+    array = _checks.per_class(bias, name="bias", num_classes=num_classes).astype(np.float64)
     _checks.all_finite(array, name="bias")
-    _checks.width(array, num_classes, name="bias")
     return array
 
 

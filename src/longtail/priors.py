@@ -48,8 +48,7 @@ class ClassPrior:
         # read back from a record is the same to the bit.
         probs, counts = _checks.distribution(self.probs), None
         if self.counts is not None:
-            counts = np.array(_checks.totals(self.counts, name="counts"))
-            _checks.width(counts, len(probs), name="counts")
+            counts = np.array(_checks.totals(self.counts, name="counts", num_classes=len(probs)))
         self._keep(probs, counts)
 
     def _keep(self, probs: FloatArray, counts: FloatArray | IntArray | None) -> ClassPrior:
@@ -116,7 +115,9 @@ class ClassPrior:
             >>> ClassPrior.from_weights([1.5, 0.5]).probs
             array([0.75, 0.25])
         """
-        return cls._from_totals(_checks.weights(weights), smoothing)
+        return cls._from_totals(
+            _checks.totals(weights, name="weights").astype(np.float64), smoothing
+        )
 
     @classmethod
     def from_probs(cls, probs: Any) -> ClassPrior:
@@ -147,9 +148,7 @@ class ClassPrior:
     def _from_totals(
         cls, totals: FloatArray | IntArray, smoothing: float, otherwise: str = ""
     ) -> ClassPrior:
-        if _checks.tau(smoothing, name="smoothing") < 0:
-            raise InputError(f"`smoothing` must not be negative; got {smoothing:g}.")
-        smoothed = totals + smoothing
+        smoothed = totals + _checks.not_negative(smoothing, name="smoothing")
         probs = smoothed / smoothed.sum()
         empty = np.flatnonzero(probs == 0)
         if len(empty):
@@ -227,8 +226,6 @@ class ClassPrior:
                 "make it with ClassPrior.from_counts or .from_labels."
             )
         return self.counts
-
-    _advice_on_width = staticmethod(_checks.advice_on_width)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClassPrior) and np.array_equal(self.probs, other.probs)

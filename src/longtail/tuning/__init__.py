@@ -202,7 +202,7 @@ class TauResult:
         )
         missing = np.flatnonzero(counts == 0)
         if len(missing) and self.criterion == "balanced_error":
-            which = f"class(es) {_checks.listing(names[k] for k in missing)}"
+            which = f"class(es) {_checks.listing(names[k] for k in missing.tolist())}"
             lines.append(f"{which} have none: the nearest in size counts for them too")
         if self.confidence is not None and self.few_decide:
             number = f"{self.deciding_examples:.0f}"
