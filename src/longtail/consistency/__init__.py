@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, NoReturn
 
 import numpy as np
@@ -110,7 +111,7 @@ class Witness:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What `check_consistency` found.
+    """The answer of `check_consistency`.
 
     Attributes:
         subject: name of the loss or rule.
@@ -259,11 +260,6 @@ def _fitting(margin: Margin | None, prior: ClassPrior) -> Margin:
 # --- losses -----------------------------------------------------------------------------------
 
 
-def _judge_margin(margin: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
-    judge = _judge_two_classes if prior.num_classes == 2 else _judge_many_classes
-    return judge(margin, prior, tolerance)
-
-
 def _judge_two_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
     """Lemma 2, on Δ itself: a and b are not unique for two classes."""
     rare = int(prior.probs[1] <= prior.probs[0])
@@ -275,12 +271,11 @@ def _judge_two_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> V
     above, below = f"α_{rare}·σ({s}Δ_{rare}{common})", f"α_{common}·σ({s}Δ_{common}{rare})"
     ratio, pi = f"{above} / ({below})", f"π_{rare} = {prior.probs[rare]:.6g}"
     if abs(np.log(left) - np.log(right)) <= tolerance:
-        return Verdict(
-            margin.name,
-            True,
+        reason = (
             f"Lemma 2 holds: {ratio} = {left:.6g} = π_{common}/π_{rare}, so class {rare} wins "
-            f"exactly where η_{rare} > {pi}.",
+            f"exactly where η_{rare} > {pi}."
         )
+        return Verdict(margin.name, True, reason)
     reason = (
         f"Lemma 2 fails: {ratio} is {left:.6g} but must be π_{common}/π_{rare} = {right:.6g}, so "
         f"class {rare} wins where η_{rare} > {loss.threshold:.6g} instead of where "
@@ -289,8 +284,10 @@ def _judge_two_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> V
     return _refuted(margin.name, reason, _Search(margin, prior).near_prior())
 
 
-def _judge_many_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
-    """The exact condition of this module's first lines, for three classes and more."""
+def _judge_margin(margin: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
+    """The exact condition of this module's first lines, or Lemma 2 for two classes."""
+    if prior.num_classes == 2:
+        return _judge_two_classes(margin, prior, tolerance)
     log_delta = np.log(margin.alpha) + prior.log_probs
     log_delta -= np.logaddexp.reduce(log_delta)
     spread, kappa, deviation, suspects = _condition(margin, log_delta)
@@ -358,9 +355,8 @@ def _refuted(subject: str, reason: str, witness: Witness | None) -> Verdict:
     """Not consistent if a witness shows it; without one nothing is claimed."""
     if witness is not None:
         return Verdict(subject, False, reason, witness)
-    return Verdict(
-        subject, None, f"{reason[:-1]}, by too little for a witness in double precision."
-    )
+    reason = f"{reason[:-1]}, by too little for a witness in double precision."
+    return Verdict(subject, None, reason)
 
 
 def _condition(
@@ -466,12 +462,11 @@ def _judge_normalization(
     if unmoved is not None:
         return replace(verdict, subject=name, reason=f"{unmoved}: {verdict.reason}")
     if log_factor is None:
-        return Verdict(
-            name,
-            None,
+        reason = (
             f"It depends on the norms, since '{loss.name}' favours no class at η = π; pass "
-            f"norms=, the weight vectors' norms or a ClassPrior.",
+            f"norms=, the weight vectors' norms or a ClassPrior."
         )
+        return Verdict(name, None, reason)
     return _refute_norms(name, search, log_factor, verdict)
 
 
@@ -505,28 +500,24 @@ def _refute_norms(name: str, search: _Search, log_factor: FloatArray, verdict: V
     )
     if not verdict.consistent:
         reason = f"'{loss.name}' is not consistent, and these norms do not make up for it."
-    attempts = []
-    for height in (0.25, 1.0, 4.0):
-        for part in (0.5, 0.1, 0.9):
-            # `large` leads in f by less than the norms take away.
-            scores = np.empty(size)
-            scores[small] = height / loss.scale
-            scores[large] = scores[small] * np.exp(min(part * spread, 1.0))
-            rest = np.delete(np.arange(size), [small, large])
-            scores[rest] = -(scores[small] + scores[large]) / len(rest)
-            attempts.append(partial(search.near, scores))
-    if verdict.witness is not None:
-        attempts.append(partial(search.certify, verdict.witness.eta))
-    for attempt in attempts:
-        witness = attempt()
-        if witness is not None:
+    points = list(product((0.25, 1.0, 4.0), (0.5, 0.1, 0.9)))
+    for height, part in points:
+        # `large` leads in f by less than the norms take away.
+        scores = np.empty(size)
+        scores[small] = height / loss.scale
+        scores[large] = scores[small] * np.exp(min(part * spread, 1.0))
+        rest = np.delete(np.arange(size), [small, large])
+        scores[rest] = -(scores[small] + scores[large]) / len(rest)
+        if witness := search.near(scores):
             return Verdict(name, False, reason, witness)
-    return Verdict(
-        name,
-        None,
-        f"'{loss.name}' favours no class at η = π, and none of {len(attempts)} points at which "
-        f"the norms decide between two classes refutes the rule.",
+    other = verdict.witness
+    if other is not None and (witness := search.certify(other.eta)):
+        return Verdict(name, False, reason, witness)
+    reason = (
+        f"'{loss.name}' favours no class at η = π, and none of {len(points) + bool(other)} points "
+        f"at which the norms decide between two classes refutes the rule."
     )
+    return Verdict(name, None, reason)
 
 
 # --- witnesses --------------------------------------------------------------------------------

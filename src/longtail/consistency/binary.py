@@ -16,6 +16,7 @@ error's own Bayes risk is `tent`; and the hinge losses' Bayes risk has ω₊ in 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from longtail.margins import Margin
 
 
 def _unit(values: Any) -> FloatArray:
-    """Probabilities of any shape."""
+    """Checked probabilities of any shape."""
     p = np.asarray(_checks.as_numpy(values), dtype=np.float64)
     if not np.all((p >= 0) & (p <= 1)):
         raise InputError(f"`p` must lie in [0, 1]; got {p.min():g} to {p.max():g}.")
@@ -37,19 +38,16 @@ def _unit(values: Any) -> FloatArray:
 
 
 def _prior(pi: Any) -> float:
-    """A class prior strictly between 0 and 1."""
-    number = _checks.tau(pi, name="pi")
-    if not 0.0 < number < 1.0:
-        raise InputError(f"`pi` must lie strictly between 0 and 1; got {number:g}.")
-    return number
+    """A checked class prior."""
+    if not 0.0 < pi < 1.0:
+        raise InputError(f"`pi` must lie strictly between 0 and 1; got {pi:g}.")
+    return float(pi)
 
 
-class _Losses:
-    """Base of `BinaryLoss` and `CostSensitiveSVM`."""
-
+class _Losses(ABC):
+    @abstractmethod
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
         """Return ℓ(+1, f) and ℓ(−1, f)."""
-        raise NotImplementedError
 
     def conditional_risk(self, p: Any, f: Any) -> FloatArray:
         """Return the expected loss p · ℓ(+1, f) + (1 − p) · ℓ(−1, f).
@@ -94,9 +92,7 @@ class BinaryLoss(_Losses):
 
     def __post_init__(self) -> None:
         for part in ("omega_pos", "omega_neg", "gamma"):
-            object.__setattr__(self, part, _checks.positive(getattr(self, part), name=part))
-        for part in ("delta_pos", "delta_neg"):
-            object.__setattr__(self, part, _checks.tau(getattr(self, part), name=part))
+            _checks.positive(getattr(self, part), name=part)
 
     @classmethod
     def from_margin(cls, margin: Margin, *, positive: int = 1) -> BinaryLoss:
@@ -114,21 +110,20 @@ class BinaryLoss(_Losses):
             )
         negative, delta, s = 1 - positive, margin.matrix(), margin.scale
         return cls(
-            omega_pos=s * margin.alpha[positive],
-            omega_neg=s * margin.alpha[negative],
-            delta_pos=delta[positive, negative],
-            delta_neg=delta[negative, positive],
-            gamma=s,
-            name=margin.name,
+            float(s * margin.alpha[positive]),
+            float(s * margin.alpha[negative]),
+            float(delta[positive, negative]),
+            float(delta[negative, positive]),
+            s,
+            margin.name,
         )
 
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
         """Return ℓ(+1, f) and ℓ(−1, f)."""
         f, g = np.asarray(f, dtype=np.float64), self.gamma
-        return (
-            np.asarray(self.omega_pos / g * np.logaddexp(0.0, g * (self.delta_pos - f))),
-            np.asarray(self.omega_neg / g * np.logaddexp(0.0, g * (self.delta_neg + f))),
-        )
+        plus = self.omega_pos / g * np.logaddexp(0.0, g * (self.delta_pos - f))
+        minus = self.omega_neg / g * np.logaddexp(0.0, g * (self.delta_neg + f))
+        return np.asarray(plus), np.asarray(minus)
 
     def link(self, p: Any) -> FloatArray:
         """Return Ψ(p), the score that minimises the conditional risk (Lemma 3, corrected).
@@ -272,8 +267,8 @@ class CostSensitiveSVM(_Losses):
             >>> CostSensitiveSVM.for_prior(0.2, omega_pos=2.5).delta_neg
             1.0
         """
-        pi, omega_pos = _prior(pi), _checks.positive(omega_pos, name="omega_pos")
-        delta_neg = 1.0 / (pi * omega_pos) - _checks.tau(delta_pos, name="delta_pos")
+        pi = _prior(pi)
+        delta_neg = 1.0 / (pi * omega_pos) - delta_pos
         if delta_neg < 0:
             raise InputError(
                 f"`omega_pos` must be at most 1/(pi · delta_pos) = {1.0 / (pi * delta_pos):g} for "
@@ -299,10 +294,8 @@ class CostSensitiveSVM(_Losses):
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
         """Return ℓ(+1, f) and ℓ(−1, f)."""
         f = np.asarray(f, dtype=np.float64)
-        return (
-            np.asarray(self.omega_pos * np.maximum(self.delta_pos - f, 0.0)),
-            np.asarray(self.omega_neg * np.maximum(self.delta_neg + f, 0.0)),
-        )
+        plus = self.omega_pos * np.maximum(self.delta_pos - f, 0.0)
+        return plus, self.omega_neg * np.maximum(self.delta_neg + f, 0.0)
 
     def is_consistent(self, pi: float, *, tolerance: float = 1e-9) -> bool:
         """Return whether ω₊/ω₋ = (1 − π)/π, which with positive margins is consistency."""

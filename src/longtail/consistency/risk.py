@@ -31,7 +31,7 @@ _LOG2, _LOG4 = np.log(2.0), np.log(4.0)
 
 def conditional_risk(margin: Margin, eta: Any, scores: Any) -> FloatArray:
     """Return the expected loss R(η, f), shape (...)."""
-    eta, f, s = _probabilities(eta, margin), _by_class(scores, margin, "scores"), margin.scale
+    eta, f, s = _probabilities(eta, margin), np.asarray(scores, np.float64), margin.scale
     if margin.dense is None:
         # The loss of every target class at once; the target stays out of the sum.
         rivals = _log_sum_of_others(s * (f + margin.negative))
@@ -43,7 +43,7 @@ def conditional_risk(margin: Margin, eta: Any, scores: Any) -> FloatArray:
 
 def inverse_link(margin: Margin, scores: Any) -> FloatArray:
     """Return the class probabilities η at which the given scores minimise the risk."""
-    return np.asarray(np.exp(log_inverse_link(margin, _by_class(scores, margin, "scores"))))
+    return np.exp(log_inverse_link(margin, np.asarray(scores, np.float64)))
 
 
 def log_inverse_link(margin: Margin, scores: FloatArray) -> FloatArray:
@@ -52,9 +52,9 @@ def log_inverse_link(margin: Margin, scores: FloatArray) -> FloatArray:
     if additive is None:
         log_w = _log_stationary(margin, scores)
     else:
-        positive, negative = additive
-        log_u = _log_softmax(margin.scale * scores + negative)
-        log_w = log_u + np.logaddexp(_log_sum_of_others(log_u), log_u - (positive + negative))
+        a, b = additive
+        log_u = _log_softmax(margin.scale * scores + b)
+        log_w = log_u + np.logaddexp(_log_sum_of_others(log_u), log_u - (a + b))
     return _log_softmax(log_w - np.log(margin.alpha))
 
 
@@ -80,8 +80,8 @@ def link(margin: Margin, eta: Any) -> FloatArray:
     if additive is None:
         scores = np.array([_minimize_dense(margin.scale * margin.matrix(), row) for row in log_w])
     else:
-        positive, negative = additive
-        scores = _solve_additive(log_w, positive + negative) - negative
+        a, b = additive
+        scores = _solve_additive(log_w, a + b) - b
     scores = (scores - scores.mean(axis=-1, keepdims=True)) / margin.scale
     return np.asarray(scores.reshape(eta.shape))
 
@@ -98,9 +98,8 @@ def additive_parts(margin: Margin) -> tuple[FloatArray, FloatArray] | None:
 
 def gradient(margin: Margin, eta: Any, scores: Any) -> FloatArray:
     """Return ∂R(η, f)/∂f for one η and f, shape (num_classes,); it vanishes at f = link(η)."""
-    eta = _probabilities(_checks.vector(eta, name="eta"), margin)
-    scores = _by_class(_checks.vector(scores, name="scores"), margin, "scores")
-    f, s, w = margin.scale * scores, margin.scale, eta * margin.alpha
+    s = margin.scale
+    f, w = s * np.asarray(scores, np.float64), np.asarray(eta, np.float64) * margin.alpha
     if margin.dense is not None:
         return np.asarray(s * _derivatives(s * margin.dense, w, f)[0])
     z = f + s * margin.negative
@@ -193,11 +192,10 @@ def _log_stationary(margin: Margin, scores: FloatArray) -> FloatArray:
     Elimination after Grassmann, Taksar and Heyman (1985): it subtracts nowhere, so that the
     smallest entries keep all their digits.
     """
-    rows = scores.reshape(-1, margin.num_classes)
-    chain = np.exp(
-        _log_softmax(margin.scale * (margin.matrix() + rows[:, None, :]))
-    )  # (rows, from, to)
     size = margin.num_classes
+    rows = scores.reshape(-1, size)
+    # of shape (rows, from, to)
+    chain = np.exp(_log_softmax(margin.scale * (margin.matrix() + rows[:, None, :])))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         for k in range(size - 1, 0, -1):
             chain[:, :k, k] /= chain[:, k, :k].sum(axis=1)[:, None]
@@ -270,18 +268,6 @@ def _derivatives(delta: FloatArray, w: FloatArray, f: FloatArray) -> tuple[Float
 
 
 def _probabilities(values: Any, margin: Margin) -> FloatArray:
-    eta = _by_class(values, margin, "eta")
+    eta = np.asarray(values, dtype=np.float64)
     _checks.probability_rows(eta.reshape(-1, margin.num_classes), name="eta")
     return eta
-
-
-def _by_class(values: Any, margin: Margin, name: str) -> FloatArray:
-    """Finite numbers whose last axis runs over the classes."""
-    array = np.asarray(_checks.as_numpy(values), dtype=np.float64)
-    if array.ndim == 0 or array.shape[-1] != margin.num_classes or array.size == 0:
-        raise InputError(
-            f"the last axis of `{name}` must have one value per class, {margin.num_classes}; its "
-            f"shape is {array.shape}."
-        )
-    _checks.all_finite(array.reshape(-1, margin.num_classes), name=name)
-    return array
