@@ -15,7 +15,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,8 +154,7 @@ def as_options(text: str) -> str:
         name, value = found[1].replace("_", "-"), found[2]
         if name == "kind":
             return f"--{value}"
-        name = f"--{_RENAMED.get(name, name)}"
-        return name if value in (None, "True") else f"{name} {value}"
+        return f"--{_RENAMED.get(name, name)}{f' {value}' if value not in (None, 'True') else ''}"
 
     return re.sub(r"`(\w+)=(?:'?([\w.-]+)'?)?`", option, text)
 
@@ -241,7 +240,16 @@ def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
         of a step counts as a decimal.
     """
     if sys.stderr.isatty():
-        yield from _bar(title)
+        from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        columns = ("{task.description}", BarColumn(bar_width=12), MofNCompleteColumn())
+        more = (TimeRemainingColumn(compact=True), "left  {task.fields[text]}")
+        with Bars(*columns, *more, console=console(stderr=True), transient=True) as bars:
+            task = bars.add_task(title, total=None, text="")
+            yield lambda done, total, text: bars.update(
+                task, completed=done, total=total or None, text=text
+            )
         return
     due = time.monotonic() + _PATIENCE
     last: tuple[float, float] | None = None  # the last line: when, and how far
@@ -252,11 +260,10 @@ def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
         if now < due:
             return
         share = f" of {total} ({done / total:.0%})" if total else ""
-        left = ""
         if last is not None and last[1] < done < total:
-            left = f", {duration((now - last[0]) * (total - done) / (done - last[1]))} left"
+            share += f", {duration((now - last[0]) * (total - done) / (done - last[1]))} left"
         count = f"{done:.1f}" if isinstance(done, float) else done
-        note(f"{title}: {count}{share}{left}{'  ' + text if text else ''}")
+        note(f"{title}: {count}{share}{'  ' + text if text else ''}")
         due, last = now + every, (now, done)
 
     yield update
@@ -265,26 +272,8 @@ def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
 @contextmanager
 def working(title: str) -> Iterator[None]:
     """Show that something without steps is under way, on a terminal; nothing elsewhere."""
-    if not sys.stderr.isatty():
+    with console(stderr=True).status(f"{title} …") if sys.stderr.isatty() else nullcontext():
         yield
-        return
-    with console(stderr=True).status(f"{title} …"):
-        yield
-
-
-def _bar(title: str) -> Iterator[Progress]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = ("{task.description}", BarColumn(bar_width=12), MofNCompleteColumn())
-    more = (TimeRemainingColumn(compact=True), "left  {task.fields[text]}")
-    with Bars(*columns, *more, console=console(stderr=True), transient=True) as bars:
-        task = bars.add_task(title, total=None, text="")
-
-        def update(done: float, total: int, text: str) -> None:
-            bars.update(task, completed=done, total=total or None, text=text)
-
-        yield update
 
 
 def duration(seconds: float | None) -> str:
@@ -298,13 +287,3 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def size(count: int) -> str:
-    """Return bytes for people: ``812 B``, ``3.4 kB``, ``12 MB``."""
-    number, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB"):
-        if number < 1000:
-            break
-        number, unit = number / 1000, larger
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"

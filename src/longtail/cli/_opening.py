@@ -48,7 +48,7 @@ def open_members(given: list[Path], *, split: str) -> list[Run]:
     """Return the runs to average on a split, each once; what is left out is said.
 
     No ensemble is a member of another. Of a folder those are left out that learnt from others in
-    it, as `open_teachers` does, and those that lack the held-out part where that is wanted.
+    it, and those that lack the held-out part where that is wanted.
     """
     from longtail.runs import DataSpec
     from longtail.runs.ensemble import ensemble_spec

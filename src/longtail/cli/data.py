@@ -138,6 +138,8 @@ def freeze(
       longtail data freeze cifar10-lt --profile step --out step.parquet
       longtail data freeze cifar100-lt --dev 50 --out both.parquet
     """
+    from rich import filesize
+
     from longtail.data import DATASETS, hub_parquet
     from longtail.data.check import SPLIT_WORDS
 
@@ -164,7 +166,7 @@ def freeze(
     *words, last = (f"{len(part):,} {SPLIT_WORDS[split]}" for split, part in parts.items())
     _console.line(
         f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), {', '.join(words)} and "
-        f"{last} images, {_console.size(size)}"
+        f"{last} images, {filesize.decimal(size)}"
     )
 
 

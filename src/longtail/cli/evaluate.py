@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
@@ -62,19 +63,18 @@ def evaluate(
 ) -> None:
     """Judge finished runs on the test set, alone or together.
 
-    The network's logits on the split are computed where they are missing and kept in the run's
-    folder: everything after that, such as `longtail report`, reads them and needs neither the
-    network nor the data. Logits on the held-out part were written when training ended; runs of a
-    folder that have no such part are left out. The development set (dev) is made of images that
-    the training set leaves out: choose on it, and open the test set once; the validation set (val)
-    is what ImageNet-LT and Places-LT have for that. Logits on the training set (train) are for
-    students to learn from, not to judge by.
+    Logits that are missing are computed and kept in the run's folder, where every other command
+    reads them. Those of the held-out part were written when training ended; runs of a folder that
+    have no such part are left out. The development set (dev) is made of images that the training
+    set leaves out: choose on it, and open the test set once; ImageNet-LT and Places-LT have a
+    validation set (val) for that. Logits on the training set (train) are for students to learn
+    from.
 
-    With --ensemble the mean logits of all of them become one more run, without weights, which
-    every command reads. Ensembles are left out of it and, of a folder, runs that learnt from
-    others in it: name those to take them. With --errors-only nothing is kept, and the logits of a
-    classifier that is cut over the processes (classifier=sharded) are never put together. Started
-    by torchrun, the processes share the images of runs that were trained from disk.
+    With --ensemble the mean logits become one more run, without weights. Ensembles are left out
+    of it and, of a folder, runs that learnt from others in it: name those to take them. With
+    --errors-only nothing is kept, and the logits of a classifier that is cut over the processes
+    (classifier=sharded) are never put together. Started by torchrun, the processes share the
+    images of runs that were trained from disk.
 
     \b
     Examples:
@@ -86,7 +86,6 @@ def evaluate(
       longtail evaluate runs/imagenet-lt --split val --root images
     """
     from longtail import runs as library
-    from longtail.runs.folder import judged_apart
 
     if errors_only and (ensemble or force or split == Split.held_out):
         other = "--ensemble" if ensemble else "--force" if force else "--split held-out"
@@ -102,11 +101,14 @@ def evaluate(
     work = opened if data.where and split != Split.held_out else missing
     errors: Errors = {}
     if work or "WORLD_SIZE" in os.environ:
-        how: dict[str, Any] = {"workers": workers, "device": device, "force": force}
-        written, errors, first = _judge(work, split, data, errors_only=errors_only, **how)
-        if not first:
+        how: dict[str, Any] = {"force": force, "errors_only": errors_only}
+        found = _compute(work, split, data, workers=workers, device=device, **how)
+        if found is None:
             return
-        opened = [written.get(run.folder, run) for run in opened]
+        if errors_only:
+            errors = found
+        else:
+            opened = [found.get(run.folder, run) for run in opened]
     shown = opened
     if ensemble:
         home = opened[0].folder.parent.parent
@@ -119,15 +121,11 @@ def evaluate(
     if not errors_only:
         # What is held out differs from seed to seed; other splits must be the same images.
         for group in groups.values() if split != Split.held_out else ():
-            seen = {run.record["splits"][split.value]["data"]: run for run in group}
-            differing = [run for images, run in seen.items() if images is not None]
-            if len(differing) > 1:
-                raise judged_apart(differing[0], differing[1], split.value)
+            library.same_data(group, split=split.value)
         errors = {run.folder: _training.errors_on(run, split) for run in shown}
     if json:
-        document = _document(shown, list(groups.values()), errors)
         made = {"ensemble": together.folder} if ensemble else {}
-        _console.print_json({"split": str(split), **document, **made})
+        _console.print_json({"split": str(split), **_document(groups, shown, errors), **made})
         return
     for (_, spec), group in groups.items():
         title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
@@ -140,7 +138,7 @@ def evaluate(
         _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
 
 
-def _judge(
+def _compute(
     work: list[Run],
     split: Split,
     data: _training.RunData,
@@ -149,12 +147,12 @@ def _judge(
     device: str,
     force: bool,
     errors_only: bool,
-) -> tuple[dict[Path, Run], Errors, bool]:
-    """Compute what is missing, in as many processes as there are.
+) -> dict[Path, Any] | None:
+    """Compute logits, in as many processes as there are.
 
     Returns:
-        The runs, reopened; where nothing is to be kept, their errors; and whether this process
-        is the first, which talks.
+        By folder the runs, reopened, or with `errors_only` their errors; None in all processes
+        but the first, which talks.
     """
     from longtail import _checks
     from longtail._checks import InputError
@@ -179,8 +177,7 @@ def _judge(
     from longtail.train import distributed, evaluation
     from longtail.train.streamed import Streaming
 
-    written: dict[Path, Run] = {}
-    errors: Errors = {}
+    found: dict[Path, Any] = {}
     with distributed.joined(_training.find_device(device)) as world:
         parts = [_part(data.of(run), run, split) for run in work]
         if work and workers is not None and not any(isinstance(p, ListedImages) for p in parts):
@@ -193,13 +190,13 @@ def _judge(
                     progress(done, len(work), run.folder.name)
                 if not errors_only:
                     again = evaluation.evaluate(run, part, split=split.value, replace=force, **how)
-                    written[run.folder] = again
-                elif (found := evaluation.predict(run, part, **how)) is not None:
+                    found[run.folder] = again
+                elif (labels := evaluation.predict(run, part, **how)) is not None:
                     classes = run.prior.num_classes
-                    errors[run.folder] = per_class_error(
-                        part.labels, found, num_classes=classes, missing="skip"
+                    found[run.folder] = per_class_error(
+                        part.labels, labels, num_classes=classes, missing="skip"
                     )
-        return written, errors, world.first
+        return found if world.first else None
 
 
 def _part(data: Any, run: Run, split: Split) -> Any:
@@ -226,54 +223,55 @@ def _values(run: Run, errors: Errors) -> dict[str, float]:
     return {"balanced_error": error.balanced_error, **error.by_group(run.prior).values}
 
 
-def _means(group: list[Run], errors: Errors) -> tuple[dict[str, float], list[float]]:
-    """Return the values' means over runs of one method, and their balanced errors."""
-    values = [_values(run, errors) for run in group]
-    means = {key: sum(value[key] for value in values) / len(group) for key in values[0]}
-    return means, [value["balanced_error"] for value in values]
-
-
-def _document(runs: list[Run], groups: list[list[Run]], errors: Errors) -> dict[str, Any]:
+def _methods(
+    runs: list[Run], errors: Errors
+) -> Iterator[tuple[str, list[Run], dict[str, float], list[float]]]:
+    """Yield methods: name, runs, the means of their values, and their balanced errors."""
     from longtail.runs.naming import by_method
 
-    methods = []
-    for together in groups:
-        for name, group in by_method(together).items():
-            means, balanced = _means(group, errors)
-            methods.append(
-                {
-                    "dataset": group[0].spec.dataset.to_json(),
-                    "method": name,
-                    "seeds": [run.spec.seed for run in group],
-                    **means,
-                    "deviation": _training.deviation(balanced),
-                }
-            )
-    listed = [
-        {
-            "folder": run.folder,
-            "method": run.spec.method.to_json(),
-            "seed": run.spec.seed,
-            "examples": int(errors[run.folder].counts.sum()),
-            **_values(run, errors),
-            "missing_classes": errors[run.folder].missing_classes.tolist(),
-        }
-        for run in runs
-    ]
-    return {"runs": listed, "methods": methods}
+    for name, group in by_method(runs).items():
+        values = [_values(run, errors) for run in group]
+        means = {key: sum(value[key] for value in values) / len(group) for key in values[0]}
+        yield name, group, means, [value["balanced_error"] for value in values]
+
+
+def _document(groups: dict[Any, list[Run]], runs: list[Run], errors: Errors) -> dict[str, Any]:
+    return {
+        "runs": [
+            {
+                "folder": run.folder,
+                "method": run.spec.method.to_json(),
+                "seed": run.spec.seed,
+                "examples": int(errors[run.folder].counts.sum()),
+                **_values(run, errors),
+                "missing_classes": errors[run.folder].missing_classes.tolist(),
+            }
+            for run in runs
+        ],
+        "methods": [
+            {
+                "dataset": group[0].spec.dataset.to_json(),
+                "method": name,
+                "seeds": [run.spec.seed for run in group],
+                **means,
+                "deviation": _training.deviation(balanced),
+            }
+            for together in groups.values()
+            for name, group, means, balanced in _methods(together, errors)
+        ],
+    }
 
 
 def _show(title: str, runs: list[Run], errors: Errors) -> None:
     """Print the errors of runs of one data set, and their methods' means."""
     from longtail import _checks
     from longtail.report.tables import GROUP_BOUNDS, Table, percent, spread
-    from longtail.runs.naming import by_method, trained_unlike
+    from longtail.runs.naming import trained_unlike
 
-    rows, lines, methods = [], [], by_method(runs)
-    for name, group in methods.items():
+    rows, lines = [], []
+    for name, group, means, balanced in _methods(runs, errors):
         rows += [(r.folder.name, *map(percent, _values(r, errors).values())) for r in group]
-        means, balanced = _means(group, errors)
-        cells = [percent(mean) for key, mean in means.items() if key != "balanced_error"]
+        cells = map(percent, (means[key] for key in GROUP_BOUNDS))
         lines.append((name, str(len(group)), spread(balanced, digits=1), *cells))
     header = ("balanced", *GROUP_BOUNDS)
     _console.show_table(Table(title, ("run", *header), rows))
@@ -289,6 +287,6 @@ def _show(title: str, runs: list[Run], errors: Errors) -> None:
         note += f" Without examples there: {absent}, left out of the means."
     if unlike := trained_unlike(runs):
         note += f" The methods were not all trained alike: {_checks.listing(unlike, most=5)}."
-    if any(len(group) > 1 for group in methods.values()):
+    if len(lines) < len(rows):
         note = f"Means over the seeds, ± standard deviation. {note}"
     _console.show_table(Table("By method", ("method", "seeds", *header), lines, note=note))

@@ -221,6 +221,8 @@ def pack(
       longtail runs pack runs/digits-lt/softmax-s0-10db5896 --weights -o a.tgz
       longtail runs pack runs --weights --no-logits -o teachers.tar.gz
     """
+    from rich import filesize
+
     from longtail.cli._opening import open_runs
     from longtail.runs import pack as pack_runs
     from longtail.runs import run_folders
@@ -243,7 +245,7 @@ def pack(
         left_out = [folder for folder in there if folder.resolve() not in packed]
         _console.print_json({"archive": path, "bytes": size, "runs": folders, "left_out": left_out})
     else:
-        _console.line(f"{path}: {len(folders)} runs, {_console.size(size)}")
+        _console.line(f"{path}: {len(folders)} runs, {filesize.decimal(size)}")
 
 
 @app.command()
