@@ -94,7 +94,8 @@ class LabelEncoder:
             )
         found, inverse = np.unique(array.reshape(-1), return_inverse=True)
         texts = [str(label).strip() for label in found]
-        codes = [self._index.get(t, self._index.get(str(whole(t)), -1)) for t in texts]
+        index = self._index
+        codes = [index[t] if t in index else index.get(str(whole(t)), -1) for t in texts]
         result: IntArray = np.array(codes, dtype=np.int64)[inverse]
         if -1 in codes:
             row = int(np.argmin(result))

@@ -574,7 +574,8 @@ class Groups:
         place = np.arange(parts.num_classes)
         few = np.flatnonzero((number > 0) & (number < _FEW))
         place[few] = few[:1]
-        found, of = np.unique(place[parts.target], return_inverse=True)
+        found = np.flatnonzero(np.bincount(place, weights=number))
+        of = np.searchsorted(found, place)[parts.target]
         importance = np.bincount(place, weights=parts.importance, minlength=parts.num_classes)
         return cls(of, np.asarray(importance[found], np.float64), copies, parts.shares)
 
