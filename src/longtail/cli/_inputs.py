@@ -48,17 +48,24 @@ ClassesOption = Annotated[
 SeedOption = Annotated[int, option("N", "Of splits and resampling.", min=0)]
 
 
-def open_file(
+def read_file(
     file: Path,
     *,
+    counts: str | None,
+    train_labels: Path | None,
+    smoothing: float,
     labels: str | None,
     logits: bool,
     probs: bool,
     scores: str | None,
     classes: str | None,
     split: str | None,
-) -> Predictions:
-    """Open the predictions that the options name."""
+    effective: bool = False,
+) -> tuple[Predictions, ClassPrior | None]:
+    """Open the predictions that the options name, with the prior of the training data.
+
+    There may be no prior if the `effective` one is to be found.
+    """
     from longtail.predictions import open_predictions
     from longtail.predictions.labels import read_class_names
 
@@ -66,7 +73,7 @@ def open_file(
         raise typer.BadParameter("the scores are either --logits or --probs, not both")
     if split is not None and file.is_file():
         raise typer.BadParameter(f"--split is for run folders, and {file} is a file")
-    return open_predictions(
+    found = open_predictions(
         file,
         kind="logits" if logits else "probs" if probs else None,
         labels=labels,
@@ -74,54 +81,75 @@ def open_file(
         classes=None if classes is None else read_class_names(classes),
         split=split or "held-out",
     )
+    known = found.prior if found.counts is None else found.counts
+    if effective and counts is None and train_labels is None and known is None:
+        return found, None
+    return found, read_prior(
+        counts,
+        train_labels,
+        known=known,
+        smoothing=smoothing,
+        num_classes=found.num_classes,
+        class_names=found.class_names,
+    )
 
 
 def read_prior(
-    found: Predictions,
-    *,
     counts: str | None,
     train_labels: Path | None,
+    *,
+    known: Any,
     smoothing: float,
-    optional: bool = False,
-) -> ClassPrior | None:
-    """Return the prior of the training data: from an option if there is one, else from the file."""
+    num_classes: int | None,
+    class_names: Sequence[str] | None,
+    otherwise: str = "",
+) -> ClassPrior:
+    """Return the prior of the training data, from an option or as the file has it.
+
+    Args:
+        counts: the option --counts.
+        train_labels: the option --train-labels.
+        known: ClassPrior or counts that the file has, or None.
+        smoothing: added to every count.
+        num_classes: how many there must be, where that is known.
+        class_names: in the order of the scores, where they have names.
+        otherwise: a further option that would do, for the message.
+    """
     import numpy as np
 
     from longtail._checks import InputError
     from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers
+    from longtail.priors import ClassPrior
 
     if counts is not None and train_labels is not None:
         raise InputError("give either --counts or --train-labels, not both.")
-    width, names = found.num_classes, found.class_names
-    source, numbers = f"`counts` in {found.name}", found.counts
+    source, numbers = "--counts", known
     if counts is not None:
-        source = "--counts"
-        numbers = read_numbers(counts, option=source, num_classes=width, class_names=names)
+        names: Any = {"num_classes": num_classes, "class_names": class_names}
+        numbers = read_numbers(counts, option=source, **names)
     elif train_labels is not None:
         source = f"--train-labels {train_labels}"
-        labels = LabelEncoder(width, names, name=source)(read_labels(train_labels, names))
-        numbers = np.bincount(labels, minlength=width)
-    elif found.prior is not None:
-        if not smoothing or found.prior.counts is None:
-            return found.prior
-        source, numbers = found.name, found.prior.counts
-    elif numbers is None:
-        if optional:
-            return None
+        labels = read_labels(train_labels, class_names)
+        if num_classes is not None:
+            labels = LabelEncoder(num_classes, class_names, name=source)(labels)
+        try:
+            numbers = np.bincount(np.asarray(labels, np.int64), minlength=num_classes or 0)
+        except ValueError as error:
+            raise InputError(
+                f"{source}: labels that are names need the classes in the order of the model's "
+                f"outputs, with --classes."
+            ) from error
+    elif isinstance(known, ClassPrior):
+        if not smoothing or known.counts is None:
+            return known
+        numbers = known.counts
+    elif known is None:
         raise InputError(
-            "the numbers of training examples per class are needed: pass --counts 900,90,10, "
-            "--counts FILE or --train-labels FILE."
+            f"the numbers of training examples per class are needed: pass --counts 900,90,10, "
+            f"--counts FILE or --train-labels FILE{otherwise}."
         )
-    return prior_of_counts(numbers, source=source, smoothing=smoothing)
-
-
-def prior_of_counts(counts: Any, *, source: str, smoothing: float) -> ClassPrior:
-    """Return the prior of counts, one per class; `source` is the option that they came from."""
-    from longtail._checks import InputError
-    from longtail.priors import ClassPrior
-
     try:
-        return ClassPrior.from_counts(counts, smoothing=smoothing)
+        return ClassPrior.from_counts(numbers, smoothing=smoothing)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
 

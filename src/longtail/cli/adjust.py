@@ -89,14 +89,18 @@ def adjust(
     from longtail.predictions import adjust_predictions
     from longtail.predictions.adjusting import check_output
 
-    found = _inputs.open_file(
+    found, prior = _inputs.read_file(
         file,
+        counts=counts,
+        train_labels=train_labels,
+        smoothing=smoothing,
         labels=labels,
         logits=logits,
         probs=probs,
         scores=scores,
         classes=classes,
         split=split,
+        effective=effective_prior,
     )
     # What would fail after the work is refused before it.
     if not found.labelled and (out is None or report is not None):
@@ -110,13 +114,6 @@ def adjust(
         _checks.require("plotly", extra="report")
         _console.refuse_no_page(report, "--report")
         _console.refuse_overwrite(report, force)
-    prior = _inputs.read_prior(
-        found,
-        counts=counts,
-        train_labels=train_labels,
-        smoothing=smoothing,
-        optional=effective_prior,
-    )
     aim = None
     if target != "balanced":
         aim = _inputs.read_target(target, found.num_classes, found.class_names)

@@ -16,7 +16,7 @@ from longtail.cli._inputs import (
     Method,
     SmoothingOption,
     TrainLabelsOption,
-    prior_of_counts,
+    read_prior,
     read_target,
     trained_plainly,
     warn_if_adjusted,
@@ -230,49 +230,28 @@ def _prior(
     smoothing: float,
 ) -> ClassPrior:
     """Return the prior that the options name, or the run's own."""
-    import numpy as np
-
     from longtail._checks import InputError
-    from longtail.predictions import labels
+    from longtail.predictions.labels import read_numbers
     from longtail.priors import ClassPrior
 
     width = None if names is None else len(names)
     if prior is not None:
-        probs = labels.read_numbers(prior, option="--prior", num_classes=width, class_names=names)
+        probs = read_numbers(prior, option="--prior", num_classes=width, class_names=names)
         if abs(probs.sum() - 1) > 1e-6:
             raise InputError(
                 f"--prior must be probabilities, which sum to 1, but these sum to "
                 f"{probs.sum():g}; give numbers of training examples with --counts."
             )
         return ClassPrior.from_probs(probs)
-    source, numbers = "--counts", None
-    if counts is not None:
-        numbers = labels.read_numbers(counts, option=source, num_classes=width, class_names=names)
-    elif train_labels is not None:
-        source, found = "--train-labels", labels.read_labels(train_labels, names)
-        if names is not None:
-            found = labels.LabelEncoder(len(names), names, name=f"{source} {train_labels}")(found)
-        try:
-            numbers = np.bincount(np.asarray(found, np.int64), minlength=width or 0)
-        except ValueError as error:
-            raise InputError(
-                f"--train-labels {train_labels}: labels that are names need the classes in the "
-                f"order of the model's outputs, with --classes."
-            ) from error
-    elif run is not None:
-        if width not in (None, run.prior.num_classes):
-            raise InputError(
-                f"--classes has {width} names, but there are {run.prior.num_classes} classes."
-            )
-        numbers = run.prior.counts
-        if not smoothing or numbers is None:
-            return run.prior
-    else:
-        raise InputError(
-            "the numbers of training examples per class are needed: pass --counts 900,90,10, "
-            "--counts FILE, --train-labels FILE or --prior FILE."
-        )
-    return prior_of_counts(numbers, source=source, smoothing=smoothing)
+    return read_prior(
+        counts,
+        train_labels,
+        known=None if run is None else run.prior,
+        smoothing=smoothing,
+        num_classes=width,
+        class_names=names,
+        otherwise=" or --prior FILE",
+    )
 
 
 def _tau_of(path: Path, method: Method) -> float:

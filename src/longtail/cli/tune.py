@@ -115,8 +115,11 @@ def tune(
 
     if sets is not None and method is not Method.logit_adjustment:
         raise typer.BadParameter("--sets goes with logit adjustment, not weight normalization")
-    found = _inputs.open_file(
+    found, prior = _inputs.read_file(
         file,
+        counts=counts,
+        train_labels=train_labels,
+        smoothing=smoothing,
         labels=labels,
         logits=logits,
         probs=probs,
@@ -124,9 +127,7 @@ def tune(
         classes=classes,
         split=split,
     )
-    prior: Any = _inputs.read_prior(
-        found, counts=counts, train_labels=train_labels, smoothing=smoothing
-    )
+    assert prior is not None
     with _console.progress("reading") as progress:
         result = tune_predictions(
             found,

@@ -120,7 +120,7 @@ class AdjustResult:
     @property
     def balanced(self) -> Change:
         """Balanced error: the mean of the classes' errors."""
-        return self._judged().change(np.ones(self.prior.num_classes), level=self.level)
+        return self._judged().change(np.ones(self.predictions.num_classes), level=self.level)
 
     @property
     def expected(self) -> Change | None:
@@ -146,14 +146,16 @@ class AdjustResult:
         tally, found = self._judged(), {}
         for name, classes in self.prior.groups(many=self.many, few=self.few).items():
             if np.any(tally.counts[classes]):
-                weight = np.zeros(self.prior.num_classes)
+                weight = np.zeros(self.predictions.num_classes)
                 weight[classes] = 1.0
                 found[name] = tally.change(weight, level=self.level)
         return found
 
     def of_class(self, index: int) -> Change:
         """Return the error of one class."""
-        return self._judged().change(np.eye(1, self.prior.num_classes, index)[0], level=self.level)
+        return self._judged().change(
+            np.eye(1, self.predictions.num_classes, index)[0], level=self.level
+        )
 
     def most_changed(self, number: int = 5) -> tuple[list[int], list[int]]:
         """Return the classes whose error fell most, and those whose error rose most.
@@ -213,7 +215,7 @@ class AdjustResult:
         out: dict[str, Any] = {
             "file": self.predictions.name,
             "kind": self.predictions.kind,
-            "num_classes": self.prior.num_classes,
+            "num_classes": self.predictions.num_classes,
             "class_names": self.predictions.class_names,
             "tau": self.tau,
             "protocol": self.protocol,

@@ -95,8 +95,9 @@ class Predictions:
         bias: of the last layer, where the source has it.
         left_out: arrays or columns that an adjusted file does not repeat: other scores of the
             same classes.
-        source: the format: `read(rows, whole)` yields scores, labels or None, and whole rows;
-            `save(path, tau, adjusted)` writes the same rows with other scores.
+        source: the format: `save(path, tau, adjusted)` writes the same rows with other scores;
+            where scores are not mapped, `read(rows, whole)` yields them, labels or None, and
+            whole rows.
     """
 
     name: str
@@ -122,8 +123,13 @@ class Predictions:
             rest: whether to keep the whole rows.
         """
         encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
-        row = 0
-        for scores, labels, whole in self.source.read(max(1, elements // self.num_classes), rest):
+        row, rows = 0, max(1, elements // self.num_classes)
+        if self.mapped is None:
+            found = self.source.read(rows, rest)
+        else:
+            starts = range(0, len(self.mapped), rows)
+            found = ((self.mapped[start : start + rows], None, None) for start in starts)
+        for scores, labels, whole in found:
             target = None if labels is None else encode(labels, first_row=row)
             if self.target is not None:
                 target = self.target[row : row + len(scores)]
@@ -380,10 +386,6 @@ class _Arrays:
     scores: NDArray[Any]
     kind: Kind
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-
-    def read(self, rows: int, whole: bool) -> Iterator[tuple[NDArray[Any], Any, Any]]:
-        for start in range(0, len(self.scores), rows):
-            yield self.scores[start : start + rows], None, None
 
     def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
         dtype = self.scores.dtype if self.scores.dtype.kind == "f" else np.dtype(np.float64)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,26 +59,20 @@ def each_block(
             _checks.not_probabilities(scores[:10_000], hint="say so with `kind='probs'`")
         return function(block, scores)
 
-    done = 0
-
-    def finished() -> _Found:
-        nonlocal done
-        rows, future = running.popleft()
-        found = future.result()
-        done += rows
-        if progress is not None:
-            progress(done, predictions.num_rows or 0, "")
-        return found
-
     most = min(elements or _COPIED, _MOST_ROWS * predictions.num_classes)
-    running: deque[tuple[int, Future[_Found]]] = deque()
+    done = 0
     with ThreadPoolExecutor(workers) as pool:
-        for block in predictions.blocks(most, rest=rest):
-            running.append((len(block.scores), pool.submit(work, block)))
-            if len(running) >= workers:
-                yield finished()
+        blocks = predictions.blocks(most, rest=rest)
+        submitted = ((len(block.scores), pool.submit(work, block)) for block in blocks)
+        running = deque(islice(submitted, workers))
         while running:
-            yield finished()
+            rows, future = running.popleft()
+            result = future.result()
+            running.extend(islice(submitted, 1))
+            done += rows
+            if progress is not None:
+                progress(done, predictions.num_rows or 0, "")
+            yield result
 
 
 def tau_intervals(

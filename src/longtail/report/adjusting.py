@@ -17,7 +17,7 @@ def summary(result: AdjustResult) -> list[str]:
     """Return what was read, which tau was taken and how it was judged, and what came out."""
     source, tuning = result.predictions, result.tuning
     what = {"logits": "logits", "probs": "probabilities"}[source.kind]
-    classes = f"{result.prior.num_classes:,} classes"
+    classes = f"{source.num_classes:,} classes"
     tau = f"tau = {result.tau:.4g}"
     if tuning is not None and tuning.confidence is not None:
         low, high = tuning.confidence
@@ -96,7 +96,7 @@ def conclusion(result: AdjustResult) -> str:
     value, low, high = change.difference.value, change.difference.low, change.difference.high
     span = f"from {percent(change.before.value)}% to {percent(change.after.value)}%"
     level = f"{result.level:.0%} interval"
-    if not change.beyond_noise:
+    if low <= 0 <= high:
         return (
             f"The {name} goes {span}, a difference within chance ({level} [{signed(low)}, "
             f"{signed(high)}] points): these examples show no benefit."
