@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ FORMAT = 2
 _ROWS = 4096
 _KEY = b"longtail"
 # CIFAR-100 has `fine_label` and `coarse_label`; the first name that occurs is taken.
-_COLUMNS = {"images": ("img", "image"), "labels": ("fine_label", "label")}
+_COLUMNS = (("img", "image"), ("fine_label", "label"))
 
 
 def read_hub_parquet(
@@ -50,24 +51,26 @@ def read_hub_parquet(
     if any(names != tables[0][1] for _, names in tables):
         raise InputError(f"{paths} name their classes differently; they are not one data set.")
     table = _checks.require("pyarrow", extra="train").concat_tables([table for table, _ in tables])
-    return _image_set(table, tables[0][1], where=str(paths), size=size, progress=progress)
+    return _image_set(table, tables[0][1], str(paths), size=size, progress=progress)
 
 
 def _image_set(
     table: Any,
     names: tuple[str, ...] | None,
-    *,
     where: str,
+    *,
     size: tuple[int, int] | None = None,
     progress: Progress | None = None,
     pixel_range: int = 255,
 ) -> ImageSet:
-    given, blobs = table["label"].to_numpy().copy(), table["bytes"].to_pylist()
+    given = table["label"].to_numpy().copy()
     target = _checks.labels(given, name="label", num_classes=len(names) if names else None)
-    if names is None:
-        names = tuple(str(number) for number in range(int(target.max()) + 1))
+    names = names or tuple(map(str, range(int(target.max()) + 1)))
     images = decode_images(
-        blobs, name_of=lambda k: f"image {k} of {where}", size=size, progress=progress
+        table["bytes"].to_pylist(),
+        name_of=lambda k: f"image {k} of {where}",
+        size=size,
+        progress=progress,
     )
     return ImageSet(images, target, names, pixel_range)
 
@@ -78,19 +81,18 @@ def _read_table(path: Path) -> tuple[Any, tuple[str, ...] | None]:
     parquet = _checks.require("pyarrow.parquet", extra="train")
     try:
         schema = parquet.read_schema(path)
-        columns = ["split"] if "split" in schema.names else []
-        for what, accepted in reversed(_COLUMNS.items()):
-            found = next((name for name in accepted if name in schema.names), None)
-            if found is None:
-                raise InputError(
-                    f"{path} must have a column of {what}, {' or '.join(accepted)}; its columns "
-                    f"are {_checks.listing(schema.names)}."
-                )
-            columns.insert(0, found)
-        table = parquet.read_table(path, columns=columns)
-        blobs = pa.compute.struct_field(table[columns[0]], "bytes")
-        table = table.set_column(0, "bytes", blobs)
-        table = table.rename_columns(["bytes", "label", *columns[2:]])
+        image, label = (
+            next((name for name in accepted if name in schema.names), None) for accepted in _COLUMNS
+        )
+        if image is None or label is None:
+            raise InputError(
+                f"{path} must have a column of images, img or image, and one of labels, fine_label "
+                f"or label; its columns are {_checks.listing(schema.names)}."
+            )
+        split = ["split"] if "split" in schema.names else []
+        table = parquet.read_table(path, columns=[image, label, *split])
+        table = table.set_column(0, "bytes", pa.compute.struct_field(table[image], "bytes"))
+        table = table.rename_columns(["bytes", "label", *split])
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk's fault; damaged content comes without a number
@@ -100,7 +102,7 @@ def _read_table(path: Path) -> tuple[Any, tuple[str, ...] | None]:
         raise InputError(f"{path} has no rows, or rows without image bytes or without a label.")
     with suppress(ValueError, KeyError, TypeError):  # the hub's note may be absent
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return table, tuple(str(name) for name in features[columns[1]]["names"])
+        return table, tuple(str(name) for name in features[label]["names"])
     return table, None
 
 
@@ -141,13 +143,13 @@ def freeze(
     if data.train.is_embeddings:
         raise InputError(f"{data.spec.name} holds embeddings; their own file is what to keep.")
     check_destination(path, force=force)
+    if dev and data.dev is None:
+        raise InputError(
+            f"{data.spec.name} has no development set to write: its training set leaves "
+            f"nothing out, or it was frozen without one."
+        )
     parts = {"train": data.train, "test": data.test}
-    if dev:
-        if data.dev is None:
-            raise InputError(
-                f"{data.spec.name} has no development set to write: its training set leaves "
-                f"nothing out, or it was frozen without one."
-            )
+    if dev and data.dev is not None:
         parts["dev"] = data.dev
     pa = _checks.require("pyarrow", extra="train")
     parquet = _checks.require("pyarrow.parquet", extra="train")
@@ -207,12 +209,10 @@ def check_destination(path: Path | str, *, force: bool = False) -> None:
     path = Path(path)
     for module in ("pyarrow.parquet", "PIL"):
         _checks.require(module, extra="train")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; name a file, such as {path / 'NAME.parquet'}.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"{path} can't be a file: it is a folder, or its folder does not exist.")
     if path.exists() and not force:
         raise InputError(f"{path} exists; pass --force (force=True) to replace it.")
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {path.parent} to put the file in; make it first.")
 
 
 def read_frozen(path: Path | str) -> LongTailedData:
@@ -222,21 +222,18 @@ def read_frozen(path: Path | str) -> LongTailedData:
     table, names = _read_table(path)
     parts = {}
     for split, entry in record["splits"].items():
-        rows, where = (
-            table.filter(table["split"].to_numpy() == split),
-            f"the {split} part of {path}",
-        )
-        part = _image_set(rows, names, where=where, pixel_range=entry["pixel_range"])
+        rows = table.filter(table["split"].to_numpy() == split)
+        where = f"the {split} part of {path}"
+        part = _image_set(rows, names, where, pixel_range=entry["pixel_range"])
         if entry["image_shape"][0] == 1:  # WebP made colour of it
-            grey = part.images[:, :1].copy()
-            part = ImageSet(grey, part.labels, part.class_names, part.pixel_range)
+            part = replace(part, images=part.images[:, :1].copy())
         if part.fingerprint != entry["fingerprint"]:
             raise InputError(
                 f"{path}: its {split} images are not those that were frozen; copy or freeze it "
                 f"again."
             )
         parts[split] = part
-    spec = DataSpec(**record["spec"])
+    spec = DataSpec.from_json(record["spec"])
     return LongTailedData(parts["train"], parts["test"], spec, parts.get("dev"))
 
 

@@ -351,7 +351,8 @@ def label_problems(listing: Listing, num_classes: int, *, every_class: bool) -> 
             rule = f"the class folder(s) {empty} hold no images; fill or remove them"
         else:
             rule = f"labels must be 0 .. {num_classes - 1} without holes, but no image has label "
-            rule += ", ".join(map(str, first)) + more
+            largest = f"; the largest label is that of {listing.paths[int(labels.argmax())]!r}"
+            rule += ", ".join(map(str, first)) + more + largest
     else:
         return []
     return [Problem(kind, str(listing.source), rule)]

@@ -34,8 +34,6 @@ NATURAL = "natural"
 # Name -> the literature's imbalance ratio, which `load` takes if none is given.
 DATASETS = {"cifar10-lt": 100.0, "cifar100-lt": 100.0, "digits-lt": 50.0}
 
-_Pair = tuple[ImageSet, ImageSet]
-
 
 def load(
     name: str | Path,
@@ -82,8 +80,6 @@ def load(
     """
     if profile is not None:
         _checks.choice(profile, [*PROFILES, NATURAL], name="profile")
-    if development is not None:
-        _checks.whole(development, name="development", at_least=0)
     if imbalance_ratio is not None:
         imbalance_ratio = check_ratio(imbalance_ratio)
     if counts is None and (profile == NATURAL or fit):
@@ -98,19 +94,20 @@ def load(
             )
         sizes = read_counts(counts) if isinstance(counts, str | Path) else natural_counts(counts)
         profile, settings = NATURAL, {"counts": sizes.tolist()}
-    label = str(name) if name in DATASETS else "any"
+    official = str(name).removesuffix("-lt") if name in DATASETS and name != "digits-lt" else ""
+    label, path = str(name) if name in DATASETS else "any", Path(name)
     asked = DataSpec(label, profile, imbalance_ratio, seed, settings=settings)
-    path = Path(name)
     if name == "digits-lt":
         pool, test = read_digits()
-    elif name in DATASETS:
-        pool, test, frozen = _read_cifar(asked, data_dir, progress, development, fit)
-        if frozen is not None:
-            return frozen
+    elif official:
+        found = _read_cifar(official, asked, data_dir, progress, fit)
+        if isinstance(found, Path):
+            return _as_frozen(found, asked, development)
+        pool, test = found
         if verify:
-            verify_official(asked.name.removesuffix("-lt"), pool, test, where=str(data_dir))
+            verify_official(official, pool, test, where=str(data_dir))
     elif path.is_file() and not is_embeddings(path):
-        return _as_frozen(read_frozen(path), path, asked, development)
+        return _as_frozen(path, asked, development)
     elif path.exists():
         folder, where = path.is_dir(), path.resolve()
         pool, test = _read_folder(path, progress) if folder else read_embeddings(path)
@@ -127,13 +124,13 @@ def load(
             f"{', '.join(DATASETS)}. A path may name a frozen file or a folder of images."
         )
     data = make_long_tailed(pool, test, _complete(asked, pool, fit), development=development)
-    if verify and asked.name.startswith("cifar") and name in DATASETS:
-        verify_subset(asked.name.removesuffix("-lt"), data)
+    if verify and official:
+        verify_subset(official, data)
     return data
 
 
 def _complete(asked: DataSpec, pool: ImageSet, fit: bool) -> DataSpec:
-    """Return the spec of a subset of this pool, as a run's record names it."""
+    """Return the spec of a subset of the pool, as a run's record names it."""
     if asked.profile != NATURAL:
         ratio = asked.imbalance_ratio or DATASETS.get(asked.name)
         if ratio is None:
@@ -151,10 +148,9 @@ def _complete(asked: DataSpec, pool: ImageSet, fit: bool) -> DataSpec:
     )
 
 
-def _as_frozen(
-    data: LongTailedData, path: Path, asked: DataSpec, development: int | None
-) -> LongTailedData:
+def _as_frozen(path: Path, asked: DataSpec, development: int | None) -> LongTailedData:
     """Return the data of a frozen file, unless another subset is asked for."""
+    data = read_frozen(path)
     spec, each = data.spec, 0 if data.dev is None else int(data.dev.counts.max())
     if (
         asked.profile not in (None, spec.profile)
@@ -176,7 +172,7 @@ def _words(spec: DataSpec) -> str:
     return f"{spec.profile}{ratio}"
 
 
-def _read_folder(path: Path, progress: Progress | None) -> _Pair:
+def _read_folder(path: Path, progress: Progress | None) -> tuple[ImageSet, ImageSet]:
     lacking = [part for part in ("train", "test") if not (path / part).is_dir()]
     if lacking:
         raise InputError(
@@ -195,14 +191,13 @@ def _read_folder(path: Path, progress: Progress | None) -> _Pair:
 
 
 def _read_cifar(
+    base: str,
     asked: DataSpec,
     data_dir: Path | str | None,
     progress: Progress | None,
-    development: int | None,
     fit: bool,
-) -> tuple[ImageSet, ImageSet, LongTailedData | None]:
-    """Read a CIFAR in the first of its forms that is there; the last may be a frozen subset."""
-    base = asked.name.removesuffix("-lt")
+) -> tuple[ImageSet, ImageSet] | Path:
+    """Return a CIFAR from the first of its forms that is there, or the frozen file of a subset."""
     archive = ARCHIVES[base]
     how = (
         f"To get it, put {archive.url} into that folder, or the parquet files of "
@@ -218,29 +213,29 @@ def _read_cifar(
     for place in (folder, folder / base):
         for path in (place / archive.file, place / archive.folder):
             if path.exists():
-                return *read_cifar(path, name=base), None
+                return read_cifar(path, name=base)
     config = "plain_text" if base == "cifar10" else "cifar100"  # a folder of the hub's
     for place in (folder / base, folder / base / config, folder / config):
-        splits = [_parquet_files(place, split) for split in ("train", "test")]
-        if all(splits):
-            train, test = (read_hub_parquet(s, size=(32, 32), progress=progress) for s in splits)
-            return train, test, None
-    wanted = replace(
-        asked,
-        profile=asked.profile or "exp",
-        imbalance_ratio=asked.imbalance_ratio or DATASETS[asked.name],
-    )
-    others = []
+        train, test = (
+            sorted([*place.glob(f"{split}.parquet"), *place.glob(f"{split}-*-of-*.parquet")])
+            for split in ("train", "test")
+        )
+        if train and test:
+            return (
+                read_hub_parquet(train, size=(32, 32), progress=progress),
+                read_hub_parquet(test, size=(32, 32), progress=progress),
+            )
+    others, complete = [], asked.profile or "exp"
+    ratio = asked.imbalance_ratio or DATASETS[asked.name]
     for path in sorted(folder.glob("*.parquet")):
         try:
-            spec = DataSpec(**read_record(path)["spec"])
+            spec = DataSpec.from_json(read_record(path)["spec"])
         except InputError:
             continue
         if asked.profile == NATURAL:
-            wanted = replace(wanted, imbalance_ratio=spec.imbalance_ratio)
-        if spec == wanted and not fit:
-            data = _as_frozen(read_frozen(path), path, asked, development)
-            return data.train, data.test, data
+            ratio = spec.imbalance_ratio or ratio
+        if spec == replace(asked, profile=complete, imbalance_ratio=ratio) and not fit:
+            return path
         if spec.name == asked.name:
             others.append(f"{path.name} is {_words(spec)}")
     raise InputError(
@@ -248,9 +243,3 @@ def _read_cifar(
         f"nor {base}/train*.parquet and test*.parquet, nor a frozen subset as asked for "
         f"({'; '.join(others) or 'no other one either'}). {how}"
     )
-
-
-def _parquet_files(place: Path, split: str) -> list[Path]:
-    """Return one file, or the hub's parts of it, in order."""
-    whole = place / f"{split}.parquet"
-    return [whole] if whole.is_file() else sorted(place.glob(f"{split}-[0-9]*-of-[0-9]*.parquet"))
