@@ -31,9 +31,9 @@ from longtail import data, metrics, models
 from longtail.data.images import LongTailedData
 from longtail.kernels import norm_act
 from longtail.report.compare import mean_interval
-from longtail.train.cuda_graphs import Stepper
+from longtail.train.cuda_graphs import place
 from longtail.train.engine import network_logits
-from longtail.train.loop import Training, run_epoch
+from longtail.train.loop import Training, run_epoch, take_step
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.prefetch import Resident
@@ -85,7 +85,7 @@ def planners(images, seeds, recipe, method="softmax"):
 
 def stepper(images, resident, *, seeds, recipe, graphs=True, precision="bfloat16"):
     """Runs that differ in their seeds, stepping as one."""
-    return Stepper(
+    return place(
         lambda: Training(
             planners(images, seeds, recipe), resident, precision=precision, device=DEVICE
         ),
@@ -121,14 +121,14 @@ def epoch_seconds(steppers, epochs):
 
 
 def model_step(steppers, epochs):
-    steps = sum(len(one.training) * len(one.training.batch_sizes) for one in steppers)
+    steps = sum(one.runs * len(one.batch_sizes) for one in steppers)
     times = [1e3 * seconds / steps for seconds in epoch_seconds(steppers, epochs)]
     return {"ms": statistics.median(times), "least": min(times), "most": max(times)}
 
 
 def kernels_of(one):
     """Kernels of one step by kind: how many for each run, and their time in µs."""
-    team = one.training
+    team = one
     with one.active():
         team.load(0)
         team.prepare(0)
@@ -147,7 +147,7 @@ def kernels_of(one):
         count, total = kinds.get(kind, (0, 0.0))
         kinds[kind] = (count + event.count, total + event.self_device_time_total)
     return {
-        kind: {"kernels": n / len(team), "us": round(us / len(team), 1)}
+        kind: {"kernels": n / team.runs, "us": round(us / team.runs, 1)}
         for kind, (n, us) in sorted(kinds.items())
     }
 
@@ -174,7 +174,7 @@ def speed(images, resident, *, epochs, sizes=(1, 4, 8, 16)):
         one = stepper(images, resident, seeds=[0], recipe=recipe, graphs=False)
         found["plain eager"] = model_step([one], few)
         found["kernels, plain"] = kernels_of(one)
-    found["steps"] = len(one.training.batch_sizes)
+    found["steps"] = len(one.batch_sizes)
     for size in sizes:
         started = time.perf_counter()
         one = stepper(images, resident, seeds=range(size), recipe=recipe)
@@ -218,11 +218,11 @@ def prepare_seconds(one, times=5):
     found = []
     with one.active():
         for epoch in range(times):
-            one.training.load(epoch)
+            one.load(epoch)
             torch.cuda.synchronize()
             started = time.perf_counter()
-            for number in range(0, len(one.training.batch_sizes), one.training.block):
-                one.training.prepare(number)
+            for number in range(0, len(one.batch_sizes), one.block):
+                one.prepare(number)
             torch.cuda.synchronize()
             found.append(time.perf_counter() - started)
     return statistics.median(found)
@@ -230,13 +230,14 @@ def prepare_seconds(one, times=5):
 
 def step_losses(one, steps):
     """The loss of each of the first steps."""
-    one.load(0)
+    with one.active():
+        one.load(0)
     found, before = [], 0.0
     for number in range(steps):
-        one.step(number)
+        take_step(one, number)
         with one.active():
-            total = float(one.training.totals[0])
-        found.append((total - before) / one.training.batch_sizes[number])
+            total = float(one.totals[0])
+        found.append((total - before) / one.batch_sizes[number])
         before = total
     return found
 
@@ -281,8 +282,8 @@ def short_trainings(pair: LongTailedData, resident, *, seeds=5):
             errors[name] = []
             for one in steppers:
                 with one.active():
-                    for member in range(len(one.training)):
-                        logits = network_logits(one.training.network(member), pair.test, recipe)
+                    for member in range(one.runs):
+                        logits = network_logits(one.network(member), pair.test, recipe)
                         errors[name].append(metrics.balanced_error(pair.test.labels, logits))
         print(name, errors[name], seconds[name], flush=True)
     gap = mean_interval(np.array(errors["graph"]) - np.array(errors["plain eager"]))

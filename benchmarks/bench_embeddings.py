@@ -29,8 +29,7 @@ import torch
 import torch.nn.functional as F
 
 from longtail.data.embeddings import read_embeddings
-from longtail.train.cuda_graphs import Stepper
-from longtail.train.loop import Training
+from longtail.train.loop import Training, take_step
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.prefetch import Resident, as_tensor
@@ -102,8 +101,7 @@ def measure(rows, width, classes, *, method, parts):
             recipe, Method.of(method), images.labels, np.arange(rows), images.prior, seed=0
         )
         data = Resident(images, CPU)
-        stepper = Stepper(lambda: Training([planner], data), device=CPU)
-        training = stepper.training
+        training = Training([planner], data)
         features, labels = as_tensor(images)[:, :, 0, 0], torch.from_numpy(images.labels)
         weight = (0.01 * torch.randn(classes, width)).requires_grad_()
         bias = torch.zeros(classes, requires_grad=True)
@@ -113,7 +111,7 @@ def measure(rows, width, classes, *, method, parts):
             bare_step(features, labels, weight, bias, batches[at])
         ours, bare = [], []  # seconds of each part, by the wall's clock and the processors'
         begin = clocks()
-        stepper.load(0)
+        training.load(0)
         begin = clocks() - begin  # an epoch's plan
         # Whole blocks, so that a part has the making of its own batches.
         each = training.block * max(1, len(steps) // training.block // parts)
@@ -123,7 +121,7 @@ def measure(rows, width, classes, *, method, parts):
                 started_at = clocks()
                 if turn:
                     for at in part:
-                        stepper.step(at)
+                        take_step(training, at)
                 else:
                     for at in part:
                         bare_step(features, labels, weight, bias, batches[at])

@@ -34,7 +34,8 @@ from longtail.data.lists import ListedImages
 from longtail.data.photos import RandomCrop
 from longtail.data.streaming import default_workers, training_stream
 from longtail.kernels import available
-from longtail.train.cuda_graphs import Stepper
+from longtail.train.cuda_graphs import place
+from longtail.train.loop import take_step
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe
@@ -141,13 +142,14 @@ def trainer(setting, model, *, num_classes, compiled):
     how = Streaming(workers=0, micro_batch=setting.batch, compile=compiled)
     options = {"precision": setting.precision, "device": setting.device, "how": how}
     make = partial(OnDevice, planner, data, **options)
-    stepper = Stepper(make, device=setting.device, graphs=False)
-    stepper.training.batch = setting.pixels, setting.labels(num_classes)
+    stepper = place(make, device=setting.device, graphs=False)
+    stepper.batch = setting.pixels, setting.labels(num_classes)
 
     def begin():
-        stepper.load(0)
+        with stepper.active():
+            stepper.load(0)
 
-    return begin, stepper.step
+    return begin, partial(take_step, stepper)
 
 
 def bare(setting, model, *, num_classes, compiled):
@@ -274,14 +276,15 @@ def from_files(setting, model, *, files, seconds, workers=None):
         how = Streaming(workers=workers, micro_batch=setting.batch, compile=False)
         options = {"precision": setting.precision, "device": setting.device, "how": how}
         make = partial(StreamedTraining, planner, data, **options)
-        stepper = Stepper(make, device=setting.device, graphs=False)
-        stepper.load(0)
+        stepper = place(make, device=setting.device, graphs=False)
+        with stepper.active():
+            stepper.load(0)
         for number in range(3):
-            stepper.step(number)
+            take_step(stepper, number)
         setting.wait()
         started, done = time.perf_counter(), 0
         while time.perf_counter() - started < seconds:
-            stepper.step(3 + done)
+            take_step(stepper, 3 + done)
             done += 1
         setting.wait()
         return {"images_per_second": done * setting.batch / (time.perf_counter() - started)}

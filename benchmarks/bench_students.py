@@ -23,7 +23,7 @@ import longtail
 from bench_cohort import DEVICE, epoch_seconds, planners
 from longtail import data
 from longtail.runs import find_runs
-from longtail.train.cuda_graphs import Stepper
+from longtail.train.cuda_graphs import place
 from longtail.train.loop import Training
 from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe
@@ -42,7 +42,7 @@ def student_stepper(images, resident, recipe, teachers, *, students, aside):
             teachers=teachers,
         )
 
-    one = Stepper(make, device=DEVICE)
+    one = place(make, device=DEVICE)
     if not aside:
         one.beside = None
     return one
@@ -96,7 +96,7 @@ def measure(path, folder, *, count, students, epochs):
         },
         "students": students,
         "teachers": len(runs),
-        "steps": len(steppers["answers at hand"].training.batch_sizes),
+        "steps": len(steppers["answers at hand"].batch_sizes),
         "answers_s": answer_seconds(networks, images),
         "epoch_s": {
             name: {"median": statistics.median(v), "least": min(v), "most": max(v)}

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from longtail.train.loop import take_step
+
 
 class After(NamedTuple):
     """A step's loss, how far it moved the weights, and batch norm's statistics behind it."""
@@ -27,20 +29,20 @@ ROUGH = {"loss": 0.03, "moved": 0.6, "statistics": 0.03}
 def state(stepper):
     """Copy of all that training changes, on the CPU."""
     with stepper.active():
-        tensors = stepper.training.saved_state(0)
+        tensors = stepper.saved_state(0)
         return {name: value.cpu().clone() for name, value in tensors.items()}
 
 
 def after(stepper, number, start):
     """Return the state after a step."""
     with stepper.active():
-        stepper.training.load_state(0, start)
-    stepper.step(number)
+        stepper.load_state(0, start)
+    take_step(stepper, number)
     end = state(stepper)
-    weights = [name for name, _ in stepper.training.model.named_parameters()]
+    weights = [name for name, _ in stepper.model.named_parameters()]
     running = [name for name in end if "running_" in name]
     return After(
-        float(stepper.training.losses[number]),
+        float(stepper.losses[number]),
         torch.cat([(end[f"model/{w}"] - start[f"model/{w}"]).flatten() for w in weights]),
         torch.cat([end[name] for name in running]),
     )
@@ -53,9 +55,10 @@ def compare(one, other, **allowed):
     """
     worst = dict.fromkeys(After._fields, 0.0)
     for epoch in range(2):
-        one.load(epoch)
-        other.load(epoch)
-        for number in range(len(one.training.batch_sizes)):
+        for training in (one, other):
+            with training.active():
+                training.load(epoch)
+        for number in range(len(one.batch_sizes)):
             start = state(one)
             expected, found = after(one, number, start), after(other, number, start)
             for name, wanted, got in zip(After._fields, expected, found, strict=True):

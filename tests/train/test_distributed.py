@@ -62,10 +62,8 @@ def step_losses(data, world, method, overrides, how, *, epochs=2):
     found = []
     for epoch in range(epochs):
         run_epoch([stepper], [epoch])
-        found += stepper.training.losses.tolist()
-    tensors = [
-        value for value in stepper.training.model.state_dict().values() if value.is_floating_point()
-    ]
+        found += stepper.losses.tolist()
+    tensors = [value for value in stepper.model.state_dict().values() if value.is_floating_point()]
     return found, torch.cat([value.flatten() for value in tensors]).tolist()
 
 

@@ -17,7 +17,7 @@ spec = partial(digits_spec, epochs=2)
 
 def network(method="softmax", seed=0):
     planner = make_planner(get_recipe("digits"), DATA.train, method, seed)
-    return make_stepper([planner], DATA.train).training.model
+    return make_stepper([planner], DATA.train).model
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def stepper(planners=None, *, graphs=True, precision="float32", teachers=None, *
 
 def gap(one, other, member, alone=0):
     """How far a run's network is from another's: the median over its tensors."""
-    mine = one.training.network(member).state_dict()
-    its = other.training.network(alone).state_dict()
+    mine = one.network(member).state_dict()
+    its = other.network(alone).state_dict()
     gaps = [float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()]
     return np.median(gaps)
 
@@ -102,15 +102,15 @@ def test_runs_whose_images_are_made_differently_step_as_one():
 
 def test_images_are_the_same_on_every_device():
     on_gpu, count = stepper(**EVERYTHING, graphs=False), len(IMAGES)
-    on_cpu = make_stepper(on_gpu.training.planners, IMAGES)
+    on_cpu = make_stepper(on_gpu.planners, IMAGES)
     for one in (on_gpu, on_cpu):
-        one.load(1)
         with one.active():
-            one.training.prepare(0)
+            one.load(1)
+            one.prepare(0)
     for name in ("targets", "seconds", "shares"):
-        mine, its = (getattr(one.training.now, name)[:, :count].cpu() for one in (on_gpu, on_cpu))
+        mine, its = (getattr(one.now, name)[:, :count].cpu() for one in (on_gpu, on_cpu))
         assert torch.equal(mine, its), name
-    mine, its = on_gpu.training.now.inputs[:count].cpu(), on_cpu.training.now.inputs[:count]
+    mine, its = on_gpu.now.inputs[:count].cpu(), on_cpu.now.inputs[:count]
     torch.testing.assert_close(mine, its, rtol=0, atol=1e-5)
 
 
@@ -122,7 +122,7 @@ def test_students_learn_from_teachers_in_captured_steps():
     for graphs in (True, False):
         planners = plans(METHODS[:2], ways, **settings)
         one = stepper(planners, graphs=graphs, teachers=lambda x: x.flatten(1) @ weights)
-        assert one.training.now.teacher_logits.shape == (1, len(IMAGES), 3)
+        assert one.now.teacher_logits.shape == (1, len(IMAGES), 3)
         assert (one.beside is not None) == graphs
         made[graphs] = [run_epoch([one], [epoch])[0] for epoch in range(4)]
     np.testing.assert_allclose(made[True][:2], made[False][:2], rtol=2e-3)
@@ -149,10 +149,10 @@ def test_what_is_made_aside_is_what_would_be_made_in_line():
         for epoch in range(6):
             run_epoch([one], [epoch])
             with one.active():  # and no waiting for what is made aside
-                blocks.append({k: v.clone() for k, v in one.training.now.tensors().items()})
+                blocks.append({k: v.clone() for k, v in one.now.tensors().items()})
         torch.cuda.synchronize()
         assert len(answered) == 6  # once an epoch, and nothing for a seventh
-        assert sum(stream == one.beside for stream in answered) == (5 if aside else 0)
+        assert sum(stream == one.beside.stream for stream in answered) == (5 if aside else 0)
         found.append(blocks)
     for mine, its in zip(*found, strict=True):
         for name, value in mine.items():

@@ -94,21 +94,21 @@ def _under_nccl(_, folder):
     for optimizer, (lr, allowed) in OPTIMIZERS.items():
         given = {"optimizer": optimizer, "lr": lr}
         one = stepper(data, "cuda:0", classifier="sharded", how=HOW, **given)
-        assert isinstance(one.training.model.fc.weight, DTensor)
+        assert isinstance(one.model.fc.weight, DTensor)
         compare(stepper(data, "cpu", how=HOW, **given), one, **allowed)
     with one.active():
         kept = state(one)
-        one.training.load_state(0, kept)
+        one.load_state(0, kept)
         again = state(one)
         assert all(torch.equal(kept[name], again[name]) for name in kept)
-        model, recipe = one.training.model, one.training.recipe
+        model, recipe = one.model, one.recipe
         logits = sharded_logits(model, data.test, recipe, how=HOW)
         predicted = sharded_predictions(model, data.test, recipe, how=HOW)
     assert np.array_equal(predicted, logits.argmax(1))
     alone = stepper(data, "cuda:0", how=HOW, **given)
     with alone.active():
-        alone.training.load_state(0, kept)
-        wanted = stream_logits(alone.training.model, data.test, recipe, how=HOW)
+        alone.load_state(0, kept)
+        wanted = stream_logits(alone.model, data.test, recipe, how=HOW)
     np.testing.assert_allclose(logits, wanted, atol=1e-3)
     distributed.destroy_process_group()
 

@@ -11,7 +11,7 @@ from longtail.data.images import ImageSet
 from longtail.models.stacked import part_of
 from longtail.runs import DataSpec
 from longtail.train import evaluate, make_spec, train
-from longtail.train.cuda_graphs import Stepper
+from longtail.train.cuda_graphs import place
 from longtail.train.loop import Training, new_network, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
@@ -40,7 +40,7 @@ def planner(method="softmax", seed=0, **overrides):
 
 
 def stepper(*planners):
-    return Stepper(lambda: Training(planners, Resident(DATA, CPU)), device=CPU)
+    return place(lambda: Training(planners, Resident(DATA, CPU)), device=CPU)
 
 
 @pytest.mark.parametrize("method", ["softmax", "logit-adjusted"])
@@ -62,7 +62,7 @@ def test_a_head_is_trained_as_by_a_plain_loop(method):
             adam.param_groups[0]["lr"] = learning_rate(recipe, step, len(plan.batch_sizes))
             adam.step()
             step += 1
-    trained = ours.training.model.fc
+    trained = ours.model.fc
     torch.testing.assert_close(trained.weight, layer.weight, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(trained.bias, layer.bias, rtol=1e-4, atol=1e-6)
 
@@ -77,10 +77,10 @@ def test_heads_side_by_side_are_what_each_is_alone(head):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    for name, value in together.training.model.state_dict().items():
+    for name, value in together.model.state_dict().items():
         for member, one in enumerate(alone):
             own = part_of(value, index=member, count=3)
-            torch.testing.assert_close(own, one.training.model.state_dict()[name])
+            torch.testing.assert_close(own, one.model.state_dict()[name])
 
 
 @pytest.mark.filterwarnings("error")

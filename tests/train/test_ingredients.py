@@ -14,7 +14,7 @@ from test_trivial import as_image, pillow
 from longtail import ClassPrior, InputError
 from longtail.runs import DataSpec
 from longtail.train.engine import evaluate, train
-from longtail.train.loop import new_network, run_epoch
+from longtail.train.loop import new_network, run_epoch, take_step
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
@@ -78,8 +78,8 @@ def image_by_hand(draws, n, recipe):
 def test_the_images_of_an_epoch_by_hand(ingredients):
     one = stepper(planner(seed=3, **ingredients))
     one.load(0)
-    one.training.prepare(0)
-    plan, recipe = one.training.plans[0], one.training.recipe
+    one.prepare(0)
+    plan, recipe = one.plans[0], one.recipe
     mixed = 0
     for n in range(len(plan.images.rows)):
         image = image_by_hand(plan.images, n, recipe)
@@ -90,12 +90,12 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
             how = (float(plan.mixing.share[n]), bool(plan.mixing.patch[n]))
             image, share = by_loops(image, partner, *how, plan.mixing.centre[n].tolist())
             second, mixed = int(IMAGES.labels[plan.partners.rows[n]]), mixed + 1
-        found = one.training.now.inputs[n, :, :, 0].permute(2, 0, 1)
+        found = one.now.inputs[n, :, :, 0].permute(2, 0, 1)
         np.testing.assert_allclose(found, image, rtol=0, atol=2e-5, err_msg=str(n))
-        assert int(one.training.now.targets[0, n]) == label
+        assert int(one.now.targets[0, n]) == label
         if plan.mixing is not None:
-            assert int(one.training.now.seconds[0, n]) == second
-            assert float(one.training.now.shares[0, n]) == pytest.approx(share, abs=1e-6)
+            assert int(one.now.seconds[0, n]) == second
+            assert float(one.now.shares[0, n]) == pytest.approx(share, abs=1e-6)
     assert (mixed > 5) == (plan.mixing is not None)
 
 
@@ -126,13 +126,13 @@ def test_partners_come_from_what_the_run_trains_on():
 def test_chunks_make_the_same_images(monkeypatch):
     planners = [planner(seed=seed, **EVERYTHING) for seed in (0, 1, 2)]
     whole = stepper(*planners)
-    monkeypatch.setattr("longtail.train.prefetch._CHUNK_BYTES", 3 * 7 * 3 * 8 * 8)
+    monkeypatch.setattr("longtail.train.loop._CHUNK_BYTES", 3 * 7 * 3 * 8 * 8)
     parts = stepper(*planners)
     for one in (whole, parts):
         one.load(1)
-        one.training.prepare(0)
+        one.prepare(0)
     for name in ("inputs", "targets", "seconds", "shares"):
-        assert torch.equal(getattr(whole.training.now, name), getattr(parts.training.now, name))
+        assert torch.equal(getattr(whole.now, name), getattr(parts.now, name))
 
 
 def test_class_weights_of_mixed_examples_by_hand():
@@ -141,7 +141,7 @@ def test_class_weights_of_mixed_examples_by_hand():
     planners = [planner("softmax+drw:start=0", 0, **settings), planner("softmax", 1, **settings)]
     together = stepper(*planners)
     found = run_epoch([together], [0])[0]
-    training = together.training
+    training = together
     for member, prior_weights in enumerate((planners[0].plan(0).weights.numpy(), np.ones(3))):
         network = new_network(training.recipe, IMAGES, seed=member)
         images = training.now.inputs[:, :, :, member].permute(0, 3, 1, 2)
@@ -165,10 +165,10 @@ def test_the_first_step_with_sam_is_that_of_the_optimizer():
     one, plain = (stepper(planner(sam_rho=rho, batch_size=47)) for rho in (0.5, 0.0))
     found = run_epoch([one], [0])[0][0]
     run_epoch([plain], [0])
-    recipe, plan = one.training.recipe, one.training.plans[0]
+    recipe, plan = one.recipe, one.plans[0]
     network = new_network(recipe, IMAGES, seed=0).double()
     start = [p.detach().clone() for p in network.parameters()]
-    images = one.training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2).double()
+    images = one.now.inputs[:, :, :, 0].permute(0, 3, 1, 2).double()
     labels = torch.from_numpy(IMAGES.labels)[plan.images.rows]
 
     def closure():
@@ -187,11 +187,11 @@ def test_the_first_step_with_sam_is_that_of_the_optimizer():
         return float(torch.cat([(v - p).detach().flatten() for v, p in pairs]).norm())
 
     moved = gap(start)
-    assert gap(one.training.model.parameters()) < 1e-3 * moved
-    assert gap(plain.training.model.parameters()) > 0.05 * moved  # a step without it would show
+    assert gap(one.model.parameters()) < 1e-3 * moved
+    assert gap(plain.model.parameters()) > 0.05 * moved  # a step without it would show
     # Batch norm has seen the batch once.
     for name, value in network.named_buffers():
-        found = one.training.model.get_buffer(name).to(value)
+        found = one.model.get_buffer(name).to(value)
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)
 
 
@@ -214,13 +214,13 @@ def test_the_average_is_what_is_judged():
     one = stepper(planner(ema_decay=0.5, epochs=1, warmup_epochs=0))
     one.load(0)
     average, weight = 0.0, 0.0
-    for number in range(len(one.training.batch_sizes)):
-        one.step(number)
-        average = 0.5 * average + one.training.model.conv1.weight.detach().double()
+    for number in range(len(one.batch_sizes)):
+        take_step(one, number)
+        average = 0.5 * average + one.model.conv1.weight.detach().double()
         weight = 0.5 * weight + 1
-    found = one.training.network(0).state_dict()["conv1.weight"].double()
+    found = one.network(0).state_dict()["conv1.weight"].double()
     torch.testing.assert_close(found, average / weight, rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(found, one.training.model.conv1.weight.double())
+    assert not torch.allclose(found, one.model.conv1.weight.double())
 
 
 def spec(method="logit-adjusted+drw:start=2", **overrides):

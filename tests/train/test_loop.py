@@ -34,11 +34,11 @@ def gaps(together, member, one):
     Rounding grows over the steps and shows most where a gradient is small; a lost or a
     neighbour's gradient would be all of it.
     """
-    own = together.training.network(member).state_dict()
-    start = new_network(one.training.recipe, IMAGES, seed=member).state_dict()
+    own = together.network(member).state_dict()
+    start = new_network(one.recipe, IMAGES, seed=member).state_dict()
     return [
         float((own[name] - value).double().norm() / (value - start[name]).double().norm())
-        for name, value in one.training.network(0).state_dict().items()
+        for name, value in one.network(0).state_dict().items()
     ]
 
 
@@ -52,7 +52,7 @@ def test_a_team_trains_each_run_as_it_would_alone(optimizer):
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=2e-4)
     for member, one in enumerate(alone):
-        assert together.training.state(member).keys() == one.training.state(0).keys()
+        assert together.state(member).keys() == one.state(0).keys()
         shares = gaps(together, member, one)
         assert max(shares) < 0.3, (member, shares)
         assert np.median(shares) < 0.01, (member, shares)
@@ -63,9 +63,9 @@ def test_a_runs_state_travels_from_a_team_to_a_run_alone_and_back():
     together, alone, back = stepper(*planners), stepper(planners[1]), stepper(*planners)
     run_epoch([together], [0])
     for member in (0, 1):
-        state = {k: v.clone() for k, v in together.training.state(member).items()}
-        back.training.load_state(member, state)
-    alone.training.load_state(0, state)
+        state = {k: v.clone() for k, v in together.state(member).items()}
+        back.load_state(member, state)
+    alone.load_state(0, state)
     losses = run_epoch([together], [1])[0]
     assert run_epoch([back], [1])[0] == pytest.approx(losses, rel=1e-4)
     assert run_epoch([alone], [1])[0][0] == pytest.approx(losses[1], rel=1e-4)
@@ -74,7 +74,7 @@ def test_a_runs_state_travels_from_a_team_to_a_run_alone_and_back():
 def test_the_first_step_by_hand():
     """One batch of everything, cropped and flipped by a loop, through torch's own SGD."""
     one = stepper(planner("logit-adjusted", crop_padding=2, batch_size=47))
-    training, settings = one.training, recipe(crop_padding=2, batch_size=47)
+    training, settings = one, recipe(crop_padding=2, batch_size=47)
     plan = planner("logit-adjusted", crop_padding=2, batch_size=47).plan(0).images
     network = new_network(settings, IMAGES, seed=0)
     batch = []
@@ -109,9 +109,9 @@ def test_runs_with_weight_decays_of_their_own(decay):
     for _ in range(2):
         run_epoch([together, *alone], [0] * 4)
     for member, one in enumerate(alone):
-        own = together.training.network(member).state_dict()
+        own = together.network(member).state_dict()
         start = new_network(recipe(), IMAGES, seed=member).state_dict()
-        for name, value in one.training.model.named_parameters():
+        for name, value in one.model.named_parameters():
             moved = float((value.detach() - start[name]).double().norm())
             if moved > 0.01:
                 gap = float((own[name] - value.detach()).double().norm())
@@ -129,7 +129,7 @@ def test_decay_can_leave_batch_norm_out():
 def test_what_a_loss_draws_depends_on_the_run_and_the_epoch():
     """Others in every epoch and for every seed, and the same again where a run goes on."""
     method = "equalized-threshold:threshold=0.9,gamma=0.5"
-    training = stepper(*(planner(method, seed) for seed in (0, 1))).training
+    training = stepper(*(planner(method, seed) for seed in (0, 1)))
 
     def drawn(epoch):
         training.load(epoch)
@@ -164,15 +164,15 @@ def test_distillation_by_hand(adjusted):
     one = stepper(one_planner, teachers=teachers)
     found = run_epoch([one], [0])[0][0]
     assert asked == [47]
-    images = one.training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
-    student = new_network(one.training.recipe, IMAGES, seed=0)(images).detach().double().numpy()
+    images = one.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    student = new_network(one.recipe, IMAGES, seed=0)(images).detach().double().numpy()
     taught = teachers(images).double().numpy()
     log_prior = IMAGES.prior.log_probs
 
     def log_softmax(z):
         return z - np.log(np.exp(z).sum(1, keepdims=True))
 
-    labels = IMAGES.labels[one.training.plans[0].images.rows.numpy()]
+    labels = IMAGES.labels[one.plans[0].images.rows.numpy()]
     loss = -log_softmax(student + log_prior)[np.arange(47), labels].mean()
     shift = log_prior if adjusted else 0.0
     p, q = (log_softmax((z + shift) / 2.0) for z in (taught, student))
@@ -188,8 +188,8 @@ def test_a_student_with_cosines_is_compared_as_its_loss_scales_them():
     planners = [planner(method, **settings) for method in ("ldam:scale=20", "softmax")]
     together = stepper(*planners, teachers=teachers)
     found = run_epoch([together], [0])[0]
-    images = together.training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
-    cosines = new_network(together.training.recipe, IMAGES, seed=0)(images).detach().double()
+    images = together.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    cosines = new_network(together.recipe, IMAGES, seed=0)(images).detach().double()
     taught = teachers(images).double()
     for loss, scale in zip(found, (20.0, 1.0), strict=True):
         divergence = distillation_loss(scale * cosines, taught, temperature=2.0)
@@ -206,16 +206,16 @@ def test_a_block_made_ahead_is_the_one_that_would_be_made():
     ]
     teachers, asked = linear_teachers()
     plain, early = (stepper(*planners, teachers=teachers) for _ in range(2))
-    early.training.make_room_ahead()
+    early.make_room_ahead()
     for made, epoch in ((0, 0), (1, 1), (1, 2), (3, 3), (0, 0)):
-        early.training.make_ahead(made)
+        early.make_ahead(made)
         asked.clear()
         losses = [run_epoch([one], [epoch])[0] for one in (early, plain)]
-        assert len(asked) == (3 if made == epoch else 6)  # streams, of one stepper or of both
+        assert len(asked) == (3 if made == epoch else 6)  # streams, of one training or of both
         assert losses[0] == losses[1]
-        for name, value in plain.training.now.tensors().items():
-            assert torch.equal(value, early.training.now.tensors()[name]), (name, epoch)
-        assert early.training.now.inputs.data_ptr() != early.training.ahead.inputs.data_ptr()
+        for name, value in plain.now.tensors().items():
+            assert torch.equal(value, early.now.tensors()[name]), (name, epoch)
+        assert early.now.inputs.data_ptr() != early.ahead.inputs.data_ptr()
 
 
 def test_students_that_listen_differently_step_as_one():

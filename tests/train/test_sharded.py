@@ -47,7 +47,7 @@ def losses_of(one, epochs):
     found = []
     for epoch in epochs:
         run_epoch([one], [epoch])
-        found += one.training.losses.tolist()
+        found += one.losses.tolist()
     return found
 
 
@@ -55,12 +55,12 @@ def steps(data, world, method, overrides, how, classifier="sharded"):
     """The mean loss of every step, and the whole weights after them, on the first process."""
     one = stepper(data, world, classifier=classifier, method=method, how=how, **overrides)
     found = losses_of(one, (0, 1))
-    weights = one.training.saved_weights(one.training.model)
+    weights = one.saved_weights(one.model)
     return found, torch.cat([value.flatten() for value in weights.values()]).tolist()
 
 
 def saved(one):
-    return {name: value.clone() for name, value in one.training.saved_state().items()}
+    return {name: value.clone() for name, value in one.saved_state().items()}
 
 
 def spec(data, classifier="sharded"):
@@ -93,9 +93,9 @@ def _work(rank, port, folder):
         one = stepper(data.train, world)
         losses_of(one, [0])
         torch.save(saved(one), folder / f"sharded-{rank}.pt")
-        one.training.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
+        one.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
         found["from whole"] = losses_of(one, [1])
-        found["judged"] = judged(one.training.model, data.test, world)
+        found["judged"] = judged(one.model, data.test, world)
         interrupted(data, folder / "2-1-2", world, epoch=2)
         if world.first:  # alone, while the other waits for what comes next
             interrupted(data, folder / "2-1-2", World(), epoch=3)
@@ -168,20 +168,18 @@ def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, d
     np.testing.assert_allclose(found[0]["from whole"], expected, atol=1e-5)
     theirs = torch.load(folder / "sharded-0.pt")
     other = stepper(data.train, classifier="whole")
-    own = other.training.state(0)
+    own = other.state(0)
     assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in own.items()}
     assert "model/fc.weight" in theirs
     assert "model/fc.weight" not in torch.load(folder / "sharded-1.pt")
-    other.training.load_state(0, theirs)
+    other.load_state(0, theirs)
     np.testing.assert_allclose(losses_of(other, [1]), expected, atol=1e-5)
 
 
 def test_logits_and_predictions_are_those_of_the_whole_network(found, data):
     one = stepper(data.train, classifier="whole")
     losses_of(one, (0, 1))
-    expected = stream_logits(
-        one.training.model, data.test, get_recipe("imagenet-lt", **SMALL), how=HERE
-    )
+    expected = stream_logits(one.model, data.test, get_recipe("imagenet-lt", **SMALL), how=HERE)
     logits, predictions = found[0]["judged"]
     np.testing.assert_allclose(logits, expected, atol=1e-5)
     np.testing.assert_array_equal(predictions, expected.argmax(1))

@@ -38,19 +38,19 @@ def normalized(pixels, recipe):
 
 def first_batch(one, images):
     """The crops, labels and class weights of an epoch that is one batch."""
-    plan, seed = one.training.planner.plan(0), stream_seed(0, "crop")
+    plan, seed = one.planner.plan(0), stream_seed(0, "crop")
     crops = [
         RandomCrop(16)(images.file(row), np.random.default_rng([seed, 0, draw]))
         for draw, row in enumerate(plan.images.rows.tolist())
     ]
     target = torch.from_numpy(images.labels)[plan.images.rows]
-    return normalized(crops, one.training.recipe), target, plan.weights
+    return normalized(crops, one.recipe), target, plan.weights
 
 
 def test_the_first_step_by_hand(data):
     """Class-weighted, on the crops of the epoch's first draws, through torch's own SGD."""
     one = stepper(data.train, "softmax+drw:start=0", batch_size=47)
-    recipe = one.training.recipe
+    recipe = one.recipe
     images, target, weights = first_batch(one, data.train)
     network = new_network(recipe, data.train, seed=0)
     loss = F.cross_entropy(network(images), target, weight=weights)
@@ -61,13 +61,13 @@ def test_the_first_step_by_hand(data):
     }
     assert len(set(weights.tolist())) == 3
     assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-5)
-    for name, value in one.training.model.named_parameters():
+    for name, value in one.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-4, atol=1e-6)
 
 
 def trained(one, epochs=2):
     losses = [run_epoch([one], [epoch])[0][0] for epoch in range(epochs)]
-    return losses, torch.cat([p.detach().flatten() for p in one.training.model.parameters()])
+    return losses, torch.cat([p.detach().flatten() for p in one.model.parameters()])
 
 
 def test_parts_of_a_batch_add_up_to_it(data):
@@ -77,7 +77,7 @@ def test_parts_of_a_batch_add_up_to_it(data):
     found, theirs = trained(parts)
     np.testing.assert_allclose(found, losses, atol=1e-6)
     torch.testing.assert_close(theirs, weights, rtol=0, atol=1e-6)
-    assert parts.training._layout == [[1] * 4, [1] * 4, [1] * 3]  # 16, 16 and 15 in even parts
+    assert parts._layout == [[1] * 4, [1] * 4, [1] * 3]  # 16, 16 and 15 in even parts
 
 
 def test_pieces_and_workers_change_nothing(data, monkeypatch):
@@ -126,7 +126,7 @@ def test_the_first_step_of_sampled_softmax_by_the_equation(data, micro_batch):
     overrides = {"batch_size": 47, "sampled_classes": 5}
     one = stepper(data.train, "logit-adjusted", how=how, **overrides)
     images, target, _ = first_batch(one, data.train)
-    network, prior = new_network(one.training.recipe, data.train, seed=0), data.train.prior.probs
+    network, prior = new_network(one.recipe, data.train, seed=0), data.train.prior.probs
     features = network.features(images).detach().double().numpy()
     draws = torch.Generator().manual_seed(stream_seed(0, "loss", 0))
     chances = torch.rand(5, generator=draws, dtype=torch.float64).numpy()

@@ -214,7 +214,7 @@ def train(
             subset: dict[str, Any] = {"profile": profile and profile.value}
             subset |= {"imbalance_ratio": ratio, "held_out": held_out}
             subset |= {"seed": subset_seed} if "subset_seed" in given else {}
-            typed: dict[str, Any] = {"method": (method or [None])[0], "seed": (asked or [None])[0]}
+            typed: dict[str, Any] = {"method": method and method[0], "seed": asked and asked[0]}
             typed |= {"recipe": recipe, "overrides": overrides or [], "subset": subset}
             run, out = _resumed(resume, places, settings, **typed)
             specs, data = [run.spec], places.of(run)

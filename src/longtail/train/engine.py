@@ -13,8 +13,9 @@ weights and see the same batches, so that their difference is paired.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,12 +32,12 @@ from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
 from longtail.priors import ClassPrior
 from longtail.runs import Run, RunError, RunSpec, RunWriter, files
-from longtail.runs.folder import same_training
+from longtail.runs.folder import TEACHERS, same_training
 from longtail.runs.naming import method_words
 from longtail.train import checkpoint
-from longtail.train.cuda_graphs import Stepper
+from longtail.train.cuda_graphs import place
 from longtail.train.distributed import ALONE, World
-from longtail.train.evaluation import Images, evaluate, head_of, network_logits, split_logits
+from longtail.train.evaluation import Images, evaluate, head_of, network_logits
 from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
@@ -115,7 +116,7 @@ class _Group:
     """Runs that step as one, in their training's order."""
 
     jobs: list[_Job]
-    stepper: Stepper
+    training: Any
     saved: float = field(default_factory=time.monotonic)
 
     @property
@@ -179,30 +180,42 @@ def train_cohort(
     device, root = torch.device(device), Path(root)
     folders = {root / spec.folder: spec for spec in specs}
     states = run_states(folders, images, world, force=force)
-    waiting = [(folder, spec) for folder, spec in folders.items() if states[folder] != "finished"]
-    validate([spec for _, spec in waiting], images, processes=world.count)
-    for folder, spec in waiting:
-        saved = states[folder] == "begun" and checkpoint.epochs_done(folder)
-        if weights is not None or not saved:  # a run that goes on needs no file
-            check_start(spec, weights)
+    waiting = {folder: spec for folder, spec in folders.items() if states[folder] != "finished"}
+    validate(list(waiting.values()), images, processes=world.count)
+    done = dict.fromkeys(waiting, 0)  # epochs
+    for folder, spec in waiting.items():
+        if states[folder] == "begun":
+            done[folder] = checkpoint.epochs_done(folder)
         if weights is not None:
+            check_start(spec, weights)
             weights.fitting_run(spec, images)
-    pool = TeacherPool([spec for _, spec in waiting], images, root=root, given=teachers)
+        elif SETTING in spec.settings and not done[folder]:  # a run that goes on needs no file
+            check_start(spec, None)
+    pool = None
+    if any(TEACHERS in spec.settings for spec in waiting.values()):
+        pool = TeacherPool(list(waiting.values()), images, root=root, given=teachers)
     if world.first:
-        _tidy([folder for folder in folders if states[folder] == "finished"])
-        for told in dict.fromkeys(unreached_rates(spec) for _, spec in waiting):
+        _tidy(folder for folder in folders if states[folder] == "finished")
+        for told in dict.fromkeys(unreached_rates(spec) for spec in waiting.values()):
             if told:
                 logger.warning(told)
         if begin is not None:
             begin(states)
-    report = _Report(waiting, states, progress, after_epoch)
-    on_disk = isinstance(images, ListedImages)
-    width = together if device.type == "cuda" and not on_disk else 1
-    diverged: list[Path] = []
+
+    total, text = sum(spec.recipe.values["epochs"] for spec in waiting.values()), ""
+
+    def tell(share: float = 0) -> None:
+        """Tell the caller how far all runs are; a whole epoch is told once it is logged."""
+        if progress is not None and waiting and share < 1:
+            progress(sum(done.values()) + share, total, text)
+
+    tell()
+    on_disk, diverged = isinstance(images, ListedImages), list[Path]()
+    at_once = together if device.type == "cuda" and not on_disk else 1
     with explained():
         data = Resident(images, device) if waiting and not on_disk else images  # type: ignore[arg-type]
-    for first in range(0, len(waiting), width):
-        wave = dict(waiting[first : first + width])
+    for first in range(0, len(waiting), at_once):
+        wave = list(waiting)[first : first + at_once]
         with ExitStack() as stack:
             for folder in wave if world.first else ():
                 stack.enter_context(files.exclusive(folder))
@@ -210,16 +223,42 @@ def train_cohort(
             states = run_states(wave, images, world, force=force)
             stack.enter_context(explained(len(wave), on_disk=on_disk))
             jobs = [
-                _open_job(folder, spec, images, device, command, states[folder], world)
-                for folder, spec in wave.items()
+                _open_job(folder, waiting[folder], images, device, command, states[folder], world)
+                for folder in wave
                 if states[folder] != "finished"
             ]
-            for job in jobs:
-                pool.pin(job.folder, job.spec)
-            how: dict[str, Any] = {"device": device, "world": world, "streaming": streaming}
-            groups = _group(jobs, data, pool, weights=weights, **how)
+            groups = []
+            for alike in _alike(jobs) if len(jobs) > 1 else [jobs] * len(jobs):
+                training = _place(alike, data, pool, weights, device, world, streaming)
+                groups.append(_Group(alike, training))
             while active := [group for group in groups if not group.done]:
-                _epoch(active, report, within_epoch, world)
+                began = time.monotonic()
+                losses = run_epoch(
+                    [group.training for group in active],
+                    [group.jobs[0].epoch for group in active],
+                    after_step=tell if within_epoch else None,
+                )
+                took = time.monotonic() - began
+                trained = [job.planner.recipe for group in active for job in group.jobs]
+                # A step of SAM takes two passes.
+                took /= sum(2 if recipe.sam_rho else 1 for recipe in trained)
+                for group, of_group in zip(active, losses, strict=True):
+                    for member, (job, loss) in enumerate(zip(group.jobs, of_group, strict=True)):
+                        job.epoch += 1
+                        job.seconds += took * (2 if job.planner.recipe.sam_rho else 1)
+                        if job.diverged:
+                            continue
+                        job.diverged = not math.isfinite(loss)
+                        end = _log(job, group.training, member, loss, world)
+                        done[job.folder] = job.epoch
+                        if after_epoch is not None:
+                            after_epoch(end)
+                        # A bar leaves room for 36 letters: what says least comes last.
+                        held, text = end.held_out_error, f"loss {loss:.2f}"
+                        text += "" if held is None else f" held-out {held:.1%}"
+                        text += f" epoch {job.epoch}/{end.epochs}"
+                        text += f" ({method_words(job.spec)}, seed {job.spec.seed})"
+                        tell()
                 for group in active:
                     due = time.monotonic() - group.saved >= checkpoint_seconds and not group.done
                     if world.tell(due):  # all processes take part in it, or none
@@ -230,11 +269,12 @@ def train_cohort(
                         _save(group)
                     raise StoppedError
             for group in groups:
-                for member in range(len(group.jobs)):
-                    _finish(group, member, world)
+                for member, job in enumerate(group.jobs):
+                    if not job.diverged:
+                        _finish(job, group.training, member, len(group.jobs), world)
             diverged += [job.folder for job in jobs if job.diverged]
             groups.clear()  # memory and workers, before the next ones take theirs
-    world.wait()  # for what the first process writes: all must find the same runs finished
+    world.tell()  # what the first process wrote: all must find the same runs finished
     if diverged:
         rest = " The others are finished." if len(diverged) < len(folders) else ""
         raise RunError(
@@ -335,80 +375,64 @@ def _open_job(
     return _Job(spec, folder, planner, held, writer, start, epoch, seconds)
 
 
-def _group(
-    jobs: Sequence[_Job],
-    data: Resident | Images,
-    pool: TeacherPool,
-    *,
-    weights: Weights | None,
-    device: torch.device,
-    world: World,
-    streaming: Streaming | None,
-) -> list[_Group]:
-    """The jobs in as few groups as they allow, each where it was left."""
-    alike: dict[tuple[object, ...], list[_Job]] = {}
+def _alike(jobs: Sequence[_Job]) -> Iterable[list[_Job]]:
+    """The jobs in as few groups that can step as one as they allow."""
+    groups: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
         recipe = job.planner.recipe
         alone = () if can_stack(recipe.model) else (id(job),)  # what can't be stacked
         # Settings are their precision and teachers.
         key = recipe.stack_values, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch
-        alike.setdefault((*key, alone), []).append(job)
-    groups = []
-    for members in alike.values():
-        spec, planners = members[0].spec, [job.planner for job in members]
-        how: dict[str, Any] = {"precision": precision_of(spec), "device": device}
-        make: Callable[[], Any]
-        if isinstance(data, Resident):
-            taught = pool.ready(spec, planners[0].recipe, data, device)
-            make = partial(Training, planners, data, teachers=taught, **how)
-        else:
-            make = partial(StreamedTraining, planners[0], data, world=world, how=streaming, **how)  # type: ignore[arg-type]
-        stepper = Stepper(make, device=device, graphs=isinstance(data, Resident))
-        with stepper.active():
-            for member, job in enumerate(members):
-                if job.start is None and SETTING in job.spec.settings:
-                    check_start(job.spec, weights)  # its checkpoint was damaged
-                    state = stepper.training.saved_state(member)  # every process has a part in it
-                    tensors = started(state, job.spec, weights) if world.first and weights else {}
-                    job.start = checkpoint.Checkpoint(0, 0.0, tensors)
-                if job.start is not None:
-                    if world.first:
-                        own = stepper.training.state(member)
-                        checkpoint.check_fits(job.start.tensors, own, folder=job.folder)
-                    stepper.training.load_state(member, job.start.tensors)
-                    job.start = None
-        groups.append(_Group(members, stepper))
-    return groups
+        groups.setdefault((*key, alone), []).append(job)
+    return groups.values()
 
 
-def _epoch(active: Sequence[_Group], report: _Report, within_epoch: bool, world: World) -> None:
-    """Take all runs through an epoch, and log it; a loss that is infinite or NaN ends a run."""
-    started = time.monotonic()
-    losses = run_epoch(
-        [group.stepper for group in active],
-        [group.jobs[0].epoch for group in active],
-        after_step=report.within if within_epoch else None,
-    )
-    # A step of SAM takes two passes.
-    passes = [2 if job.planner.recipe.sam_rho else 1 for group in active for job in group.jobs]
-    share = (time.monotonic() - started) / sum(passes)
-    for group, of_group in zip(active, losses, strict=True):
-        for member, (job, loss) in enumerate(zip(group.jobs, of_group, strict=True)):
-            job.epoch += 1
-            job.seconds += share * (2 if job.planner.recipe.sam_rho else 1)
-            if not job.diverged:
-                job.diverged = not np.isfinite(loss)
-                _log(group, member, loss, report, world)
+def _place(
+    jobs: Sequence[_Job],
+    data: Resident | Images,
+    pool: TeacherPool | None,
+    weights: Weights | None,
+    device: torch.device,
+    world: World,
+    streaming: Streaming | None,
+) -> Any:
+    """The training of jobs that step as one, each where it was left."""
+    spec, planners = jobs[0].spec, [job.planner for job in jobs]
+    how: dict[str, Any] = {"device": device, "precision": precision_of(spec)}
+    make: Callable[[], Any]
+    if isinstance(data, Resident):
+        if pool is not None:
+            for job in jobs:
+                pool.pin(job.folder, job.spec)
+            how["teachers"] = pool.ready(spec, planners[0].recipe, data, device)
+        make = partial(Training, planners, data, **how)
+    else:
+        make = partial(StreamedTraining, planners[0], data, world=world, how=streaming, **how)  # type: ignore[arg-type]
+    training = place(make, device=device, graphs=isinstance(data, Resident))
+    for member, job in enumerate(jobs):
+        with training.active():
+            if job.start is None and SETTING in job.spec.settings:
+                check_start(job.spec, weights)  # its checkpoint was damaged
+                state = training.saved_state(member)  # every process has a part in it
+                tensors = started(state, job.spec, weights) if world.first and weights else {}
+                job.start = checkpoint.Checkpoint(0, 0.0, tensors)
+            if job.start is not None:
+                if world.first:
+                    own = training.state(member)
+                    checkpoint.check_fits(job.start.tensors, own, folder=job.folder)
+                training.load_state(member, job.start.tensors)
+                job.start = None
+    return training
 
 
-def _log(group: _Group, member: int, loss: float, report: _Report, world: World) -> None:
-    """Measure the held-out error where it is due, write a line of the log and tell the caller."""
-    job, training, error = group.jobs[member], group.stepper.training, None
-    recipe = job.planner.recipe
+def _log(job: _Job, training: Any, member: int, loss: float, world: World) -> EpochEnd:
+    """Measure the held-out error where it is due, and write a line of the log."""
+    recipe, error = job.planner.recipe, None
     # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
     every = 1 if training.device.type == "cpu" else max(1, recipe.epochs // 20)
-    if job.held is not None and not job.diverged and (group.done or job.epoch % every == 0):
-        with group.stepper.active():
+    due = job.epoch == recipe.epochs or job.epoch % every == 0
+    if job.held is not None and due and not job.diverged:
+        with training.active():
             answers = _held_out(job, training, training.network(member), gathered=False)
         # The loss is of the weights before the last step, which may be the one too many.
         job.diverged = world.tell(answers is not None and not np.isfinite(answers).all())
@@ -422,32 +446,29 @@ def _log(group: _Group, member: int, loss: float, report: _Report, world: World)
         job.writer.log(**line)
     steps = len(training.batch_sizes)
     rate = learning_rate(recipe, job.epoch * steps - 1, steps)
-    report(EpochEnd(job.spec, job.folder, job.epoch, recipe.epochs, loss, error, rate))
+    return EpochEnd(job.spec, job.folder, job.epoch, recipe.epochs, loss, error, rate)
 
 
 def _held_out(job: _Job, training: Any, network: Any, *, gathered: bool) -> Any:
-    """The logits of the held-out part on the first process, see `split_logits`."""
+    """The logits of the held-out part on the first process, see `network_logits`."""
     where = {"world": training.world, "streaming": training.how} if training.on_disk else {}
-    return split_logits(network, job.held, job.planner.recipe, gathered=gathered, **where)
+    return network_logits(network, job.held, job.planner.recipe, gathered=gathered, **where)
 
 
 def _save(group: _Group) -> None:
-    training = group.stepper.training
-    with group.stepper.active():
+    with group.training.active():
         for member, job in enumerate(group.jobs):
             if not job.diverged:
-                state = training.saved_state(member)  # every process has a part in it
+                state = group.training.saved_state(member)  # every process has a part in it
                 if job.writer is not None:
                     checkpoint.save(job.folder, state, epochs=job.epoch, seconds=job.seconds)
     group.saved = time.monotonic()
 
 
-def _finish(group: _Group, member: int, world: World) -> None:
+def _finish(job: _Job, training: Any, member: int, together: int, world: World) -> None:
     """Write the weights and the held-out logits, unless the last step was one too many."""
-    job, training, logits = group.jobs[member], group.stepper.training, None
-    if job.diverged:
-        return
-    with group.stepper.active():
+    logits = None
+    with training.active():
         model = training.network(member)
         if job.held is not None:
             logits = _held_out(job, training, model, gathered=True)
@@ -463,44 +484,10 @@ def _finish(group: _Group, member: int, world: World) -> None:
             labels, data = job.held.labels, job.held.fingerprint
             # A run killed while it finished left some, to be replaced.
             job.writer.write_logits("held-out", logits, labels, **head, data=data, replace=True)
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": len(group.jobs)}
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": together}
     facts |= {"processes": world.count} if training.on_disk else {}
     job.writer.finish(seconds=job.seconds, **facts)
     checkpoint.delete_all(job.folder)
-
-
-class _Report:
-    """Tells the caller how far all runs are, after each epoch and within long ones."""
-
-    def __init__(
-        self,
-        runs: Sequence[tuple[Path, RunSpec]],
-        states: Mapping[Path, str],
-        progress: Progress | None,
-        after_epoch: Callable[[EpochEnd], None] | None,
-    ) -> None:
-        self.progress, self.after_epoch, self.text = progress if runs else None, after_epoch, ""
-        begun = {folder for folder, _ in runs if states[folder] == "begun"}
-        self.at = {folder: checkpoint.epochs_done(folder) for folder in begun}
-        self.total = sum(Recipe.of(spec).epochs for _, spec in runs)
-        self.within(0.0)
-
-    def within(self, share: float) -> None:
-        """Take in the share of an epoch that is done, of a run that trains by itself."""
-        if self.progress is not None and share < 1:  # a whole one is told when it is judged
-            done = sum(self.at.values())
-            self.progress(done + share if share else done, self.total, self.text)
-
-    def __call__(self, end: EpochEnd) -> None:
-        """Take in an epoch of a run."""
-        self.at[end.folder] = end.epoch
-        if self.after_epoch is not None:
-            self.after_epoch(end)
-        # On 80 columns a bar leaves room for 36 letters, so what says least comes last.
-        held = "" if end.held_out_error is None else f" held-out {end.held_out_error:.1%}"
-        run = f"({method_words(end.spec)}, seed {end.spec.seed})"
-        self.text = f"loss {end.loss:.2f}{held} epoch {end.epoch}/{end.epochs} {run}"
-        self.within(0.0)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Tuning, post-hoc methods, metrics and reports read these logits; nothing flows b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,8 +31,32 @@ Images = ImageSet | ListedImages
 LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memory, and one file
 
 
-def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
-    """The network's logits on images as they are, in float32, shape (examples, num_classes)."""
+def network_logits(
+    model: nn.Module,
+    images: Images,
+    recipe: Recipe,
+    *,
+    world: World = ALONE,
+    streaming: Streaming | None = None,
+    gathered: bool = True,
+) -> Any:
+    """The network's logits on images as they are, on the first process; None on the others.
+
+    Of images on disk each process computes a part. With `gathered=False` a sharded classifier
+    gives its predictions, and its logits are never put together.
+
+    Returns:
+        float32, shape (examples, num_classes).
+    """
+    if isinstance(images, ListedImages):
+        compute: Callable[..., Any] = stream_logits
+        if recipe.classifier == "sharded":
+            from longtail.train import sharded
+
+            compute = sharded.sharded_logits if gathered else sharded.sharded_predictions
+        return compute(model, images, recipe, world=world, how=streaming)
+    if not world.first:
+        return None
     device = next(model.parameters()).device
     colors: dict[str, Any] = {"mean": recipe.mean, "std": recipe.std}
     colors["pixel_range"] = images.pixel_range
@@ -41,30 +66,6 @@ def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.nda
             for batch in torch.split(as_tensor(images), 1024)
         ]
     return torch.cat(found).numpy()
-
-
-def split_logits(
-    model: nn.Module,
-    images: Images,
-    recipe: Recipe,
-    *,
-    world: World = ALONE,
-    streaming: Streaming | None = None,
-    gathered: bool = True,
-) -> np.ndarray | None:
-    """The logits of a split on the first process, None on the others.
-
-    Of images on disk each process computes a part. With `gathered=False` a sharded classifier
-    gives its predictions, and its logits are never put together.
-    """
-    if not isinstance(images, ListedImages):
-        return network_logits(model, images, recipe) if world.first else None
-    if recipe.classifier == "sharded":
-        from longtail.train import sharded
-
-        found = sharded.sharded_logits if gathered else sharded.sharded_predictions
-        return found(model, images, recipe, world=world, how=streaming)
-    return stream_logits(model, images, recipe, world=world, how=streaming)
 
 
 def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -> None:
@@ -121,7 +122,7 @@ def evaluate(
     refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=instead)
     with files.exclusive(run.folder) if world.first else nullcontext():
         model, recipe = trained_network(run, images, device=device, world=world)
-        logits = split_logits(model, images, recipe, world=world, streaming=streaming)
+        logits = network_logits(model, images, recipe, world=world, streaming=streaming)
         head = head_of(model, recipe)
         if logits is not None:
             if not np.isfinite(logits).all():
@@ -132,7 +133,7 @@ def evaluate(
             RunWriter.reopen(run.folder).write_logits(
                 split, logits, images.labels, **head, data=images.fingerprint, replace=True
             )
-    world.wait()
+    world.tell()  # the others go on when it is written
     return Run.open(run.folder, verify=False)
 
 
@@ -160,7 +161,8 @@ def predict(
         Shape (examples,), on the first process; None on others.
     """
     model, recipe = trained_network(run, images, device=device, world=world)
-    found = split_logits(model, images, recipe, world=world, streaming=streaming, gathered=False)
+    how: dict[str, Any] = {"world": world, "streaming": streaming}
+    found: np.ndarray | None = network_logits(model, images, recipe, gathered=False, **how)
     return found if found is None or found.ndim == 1 else found.argmax(1)
 
 
@@ -175,9 +177,7 @@ def trained_network(
             f"with {run.prior.num_classes}."
         )
     model = new_network(recipe, images, seed=run.spec.seed)
-    weights = checkpoint.as_tensors(run.model())
-    checkpoint.check_fits(weights, model.state_dict(), folder=run.folder)
-    model.load_state_dict(weights)
+    model.load_state_dict(checkpoint.as_tensors(run.model()))
     if recipe.classifier == "sharded":
         from longtail.train.sharded import shard
 

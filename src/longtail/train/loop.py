@@ -13,9 +13,9 @@ graph, see `cuda_graphs`. `streamed` is the same for photographs on disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,14 +31,16 @@ from longtail.runs.ensemble import logit_scale
 from longtail.train.averaging import WeightAverage
 from longtail.train.distillation import distillation_loss
 from longtail.train.optimizers import OwnDecay, make_optimizer, set_rate
-from longtail.train.plan import EpochPlan, Planner, stream_seed
-from longtail.train.prefetch import Block, Prefetcher, Resident, Teachers
+from longtail.train.plan import EpochPlan, Planner, pick, stream_seed
+from longtail.train.prefetch import Block, ImageMaker, Resident
 from longtail.train.recipe import Recipe
 from longtail.train.sam import Perturbation, frozen_statistics
 
-if TYPE_CHECKING:
-    from longtail.train.cuda_graphs import Stepper
+# Normalised images (n, channels, h, w) -> logits (n, L); or logits of all examples.
+Teachers = Callable[[Tensor], Tensor] | Tensor
 
+_CHUNK_BYTES = 2**27  # of pixels that are made at once, before they become float32
+_TEACHER_BATCH = 4096  # images that teachers see at once
 # Batches are made a block of steps at a time: a whole epoch of CIFAR at once, a part of it where
 # images are many or large.
 _BLOCK_BYTES = 2**28
@@ -60,6 +62,8 @@ class Training:
         recipe: the first run's, for what all have in common.
         model: the networks, stacked where there are several.
         batch_sizes: how many examples of each run a step of an epoch takes.
+        streams: the runs that see the same images: these are made once, and their teachers asked
+            once.
         block: how many steps have their batches made at once.
         now: the batches that steps look in.
         ahead: those of the coming epoch's first block, where they are made beside the steps.
@@ -67,6 +71,11 @@ class Training:
 
     on_disk = False
     skipped = 0  # images that could not be read: none in memory
+    # On a GPU, see `cuda_graphs`: the context in which everything has to happen, the captured
+    # step of each batch size, and the stream for what is made ahead.
+    active: Any = nullcontext
+    graphs: Mapping[int, Any] = MappingProxyType({})
+    beside: Any = None
 
     def __init__(
         self,
@@ -78,45 +87,56 @@ class Training:
         teachers: Teachers | None = None,
     ) -> None:
         self.planners, self.data, self.teachers = list(planners), data, teachers
-        recipe = self.recipe = planners[0].recipe
-        recipes = [planner.recipe for planner in planners]
-        self.batch_sizes = planners[0].batch_sizes
+        recipe, recipes = planners[0].recipe, [planner.recipe for planner in planners]
+        self.recipe, self.runs, self.batch_sizes = recipe, len(planners), planners[0].batch_sizes
         self.device, self.precision = torch.device(device), precision
         self.model: nn.Module = stack([new_network(recipe, data, seed=p.seed) for p in planners])
         self.model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.criteria, self.generators = make_criteria(planners, self.device)
-        self.loss = StackedLoss(self.criteria)
+        self.loss: Callable[..., Tensor] = StackedLoss(self.criteria)
+        if teachers is not None:
+            self.loss = _distilled(planners, self.loss, self.device)
         self.optimizer = make_optimizer(self.model, recipe, self.device)
-        self.decay, self.sam, self.average, self.distilled = None, None, None, None
+        self.decay, self.sam, self.average = None, None, None
         if len({one.weight_decay for one in recipes}) > 1:
             self.decay = OwnDecay(self.optimizer, [one.weight_decay for one in recipes])
         if recipe.sam_rho > 0:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             rho = [one.sam_rho for one in recipes]
-            self.sam = Perturbation(parameters, rho=rho, parts=len(planners))
+            self.sam = Perturbation(parameters, rho=rho, parts=self.runs)
         if recipe.ema_decay > 0:
             self.average = WeightAverage(self.model, decay=recipe.ema_decay)
-        if teachers is not None:
-            self.distilled = _distilled(planners, self.loss, self.device)
 
-        sizes = self.batch_sizes
+        streams: dict[tuple[object, ...], list[int]] = {}
+        for run, planner in enumerate(planners):
+            streams.setdefault(planner.image_stream, []).append(run)
+        self.streams = list(streams.values())
+        self.makers = [ImageMaker(data, recipes[runs[0]]) for runs in self.streams]
+        sizes, (channels, height, width) = self.batch_sizes, data.image_shape
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         of_a_step = sizes[0] * data.pixels[0].numel() * dtype.itemsize
         self.block = min(len(sizes), max(1, _BLOCK_BYTES // of_a_step))
-        self.prefetcher = Prefetcher(planners, data, teachers)
-        self.now = self.prefetcher.allocate(sum(sizes[: self.block]), dtype)
+        positions, here = sum(sizes[: self.block]), self.device
+        targets = torch.zeros(self.runs, positions, dtype=torch.int64, device=here)
+        self.now = Block(
+            torch.zeros(positions, height, width, self.runs, channels, dtype=dtype, device=here),
+            targets,
+        )
+        if any(one.cutmix + one.mixup > 0 for one in recipes):
+            self.now.seconds = torch.zeros_like(targets)
+            self.now.shares = torch.ones(targets.shape, device=here)
+        if teachers is not None:
+            answers = (len(self.streams), positions, data.num_classes)
+            self.now.teacher_logits = torch.zeros(answers, device=here)
         self.ahead: Block | None = None
         self._ahead_of = -1  # the epoch whose first block that is
         self._epoch, self._planned = -1, -1  # which epoch is trained, and which `plans` are of
         self.plans: list[EpochPlan] = []
-        self.rates = torch.zeros(len(sizes), device=self.device)
-        self.offsets = torch.arange(sizes[0], device=self.device)
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.totals = torch.zeros(len(planners), dtype=torch.float64, device=self.device)
-
-    def __len__(self) -> int:
-        return len(self.planners)
+        self.rates = torch.zeros(len(sizes), device=here)
+        self.offsets = torch.arange(sizes[0], device=here)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=here)
+        self.number = torch.zeros(1, dtype=torch.int64, device=here)
+        self.totals = torch.zeros(self.runs, dtype=torch.float64, device=here)
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
@@ -143,9 +163,40 @@ class Training:
         self.cursor.zero_()
 
     def _fill(self, block: Block, number: int) -> None:
-        positions = [0, *accumulate(self.batch_sizes)]
-        end = positions[min(number + self.block, len(self.batch_sizes))]
-        self.prefetcher.fill(block, self.plans, positions[number], end)
+        """Make the batches of the steps from `number` on, and ask the teachers about them."""
+        first = sum(self.batch_sizes[:number])
+        end = first + sum(self.batch_sizes[number : number + self.block])
+        chunk = max(1, _CHUNK_BYTES // self.data.pixels[0].nbytes)
+        for runs, maker in zip(self.streams, self.makers, strict=True):
+            images, partners, mixing, *_ = self.plans[runs[0]]
+            for low in range(first, end, chunk):
+                part = slice(low, min(low + chunk, end))
+                at = slice(part.start - first, part.stop - first)
+                made = maker.make(
+                    pick(images, part),
+                    None if partners is None else pick(partners, part),
+                    None if mixing is None else pick(mixing, part),
+                )
+                for run in runs:
+                    block.inputs[at, :, :, run].copy_(made.pixels.permute(0, 2, 3, 1))
+                    block.targets[run, at].copy_(made.labels)
+                    # A run that mixes nothing, beside one that does, has its own label twice.
+                    if block.seconds is not None and block.shares is not None:
+                        block.seconds[run, at].copy_(made.seconds)
+                        if made.shares is not None:
+                            block.shares[run, at].copy_(made.shares)
+        if self.teachers is None or block.teacher_logits is None:
+            return
+        for runs, answers in zip(self.streams, block.teacher_logits, strict=True):
+            if isinstance(self.teachers, Tensor):
+                rows = self.plans[runs[0]].images.rows[first:end]
+                answers[: end - first].copy_(self.teachers[rows.to(answers.device)])
+                continue
+            for low in range(0, end - first, _TEACHER_BATCH):
+                part = slice(low, min(low + _TEACHER_BATCH, end - first))
+                seen = block.inputs[part, :, :, runs[0]].float().permute(0, 3, 1, 2)
+                with torch.no_grad():
+                    answers[part].copy_(self.teachers(seen))
 
     def make_room_ahead(self) -> Block:
         """Have a second block, for `make_ahead`."""
@@ -162,7 +213,27 @@ class Training:
 
     def step(self, size: int) -> None:
         """One step of every run on its next `size` examples of the block."""
-        images, labels = self._batch(size)
+        at, now = self.cursor + self.offsets[:size], self.now
+        # Shape (size, runs · channels, height, width), channels-last.
+        images = now.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2)
+        # The loss's arguments, of shape (runs, size) or (runs or 1, size, num_classes).
+        labels: dict[str, Any] = {"target": now.targets.index_select(1, at)}
+        if now.seconds is not None and now.shares is not None:
+            labels["second"] = now.seconds.index_select(1, at)
+            labels["share"] = now.shares.index_select(1, at)
+        if any(isinstance(loss, EqualizedThresholdLoss) for loss in self.criteria):
+            like = torch.empty(size, self.data.num_classes, device=self.device)
+            labels["dropped"] = [
+                loss.draw(like) if isinstance(loss, EqualizedThresholdLoss) else None
+                for loss in self.criteria
+            ]
+        if now.teacher_logits is not None:
+            answers = now.teacher_logits.index_select(1, at)
+            if 1 < len(self.streams) < self.runs:  # with one, or one for each, they broadcast as is
+                of_run = {run: answers[n] for n, runs in enumerate(self.streams) for run in runs}
+                answers = torch.stack([of_run[run] for run in range(self.runs)])
+            labels["teacher_logits"] = answers
+
         self.optimizer.zero_grad(set_to_none=True)
         losses = self._losses(images, labels)
         losses.sum().backward()  # type: ignore[no-untyped-call]
@@ -182,41 +253,13 @@ class Training:
         self.cursor += size
         self.number += 1
 
-    def _batch(self, size: int) -> tuple[Tensor, dict[str, Any]]:
-        """The next examples of every run.
-
-        Returns:
-            Images, shape (size, runs · channels, height, width), channels-last; and the arguments
-            of the loss, each of shape (runs, size) or (runs or 1, size, num_classes).
-        """
-        at, now = self.cursor + self.offsets[:size], self.now
-        labels: dict[str, Any] = {"target": now.targets.index_select(1, at)}
-        if now.seconds is not None and now.shares is not None:
-            labels["second"] = now.seconds.index_select(1, at)
-            labels["share"] = now.shares.index_select(1, at)
-        if any(isinstance(loss, EqualizedThresholdLoss) for loss in self.criteria):
-            like = torch.empty(size, self.data.num_classes, device=self.device)
-            labels["dropped"] = [
-                loss.draw(like) if isinstance(loss, EqualizedThresholdLoss) else None
-                for loss in self.criteria
-            ]
-        if now.teacher_logits is not None:
-            answers = now.teacher_logits.index_select(1, at)
-            streams = self.prefetcher.streams
-            if 1 < len(streams) < len(self):  # with one, or one for each, they broadcast as is
-                of_run = {run: answers[n] for n, runs in enumerate(streams) for run in runs}
-                answers = torch.stack([of_run[run] for run in range(len(self))])
-            labels["teacher_logits"] = answers
-        images = now.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2)  # channels_last
-        return images, labels
-
     def _losses(self, images: Tensor, labels: Mapping[str, Any]) -> Tensor:
         """The mean loss of each run, shape (runs,)."""
-        with autocast(self.precision, self.device):
+        low = self.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             features = self.model.features(images)  # type: ignore[operator]
         logits = self.model.fc(features.float())  # type: ignore[operator]
-        loss = self.loss if self.distilled is None else self.distilled
-        return loss(logits.view(len(self), len(images), -1), **labels)
+        return self.loss(logits.view(self.runs, len(images), -1), **labels)
 
     def mean_losses(self) -> list[float]:
         """The mean loss of each run's examples since `load`."""
@@ -226,7 +269,7 @@ class Training:
         """Everything of a run that training changes, by name, where it is."""
         found = training_state(self.model, self.optimizer, self.average)
         return {
-            name: part_of(value.detach(), index=member, count=len(self))
+            name: part_of(value.detach(), index=member, count=self.runs)
             for name, value in found.items()
         }
 
@@ -245,13 +288,13 @@ class Training:
 
     def network(self, member: int) -> nn.Module:
         """A run's network by itself, with its weights, or their average, as they are now."""
-        if len(self) == 1 and self.average is None:
+        if self.runs == 1 and self.average is None:
             return self.model
         seed = self.planners[member].seed
         alone: nn.Module = new_network(self.recipe, self.data, seed=seed).to(self.device)
         whole = self.model if self.average is None else self.average
         parts = {
-            name: part_of(value, index=member, count=len(self))
+            name: part_of(value, index=member, count=self.runs)
             for name, value in whole.state_dict().items()
         }
         alone.load_state_dict(parts)
@@ -297,25 +340,18 @@ def _distilled(
     return losses
 
 
-def image_shape_of(
-    recipe: Recipe, data: ImageSet | Resident | ListedImages
-) -> tuple[int, int, int]:
-    """(channels, height, width) as a network sees images; the recipe decides for files on disk."""
-    if isinstance(data, ListedImages):
-        return 3, recipe.image_size, recipe.image_size
-    return data.image_shape
-
-
 def new_network(
     recipe: Recipe, data: ImageSet | Resident | ListedImages, *, seed: int
 ) -> nn.Module:
     """A run's network as it starts; made on the CPU, so that it starts alike everywhere."""
+    side = recipe.image_size  # to which photographs from disk are cropped
+    shape = (3, side, side) if isinstance(data, ListedImages) else data.image_shape
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "weights"))
         network = models.build(
             recipe.model,
             num_classes=data.num_classes,
-            image_shape=image_shape_of(recipe, data),
+            image_shape=shape,
             head=recipe.head,
             head_scale=recipe.head_scale,
         )
@@ -353,13 +389,6 @@ def begin_epoch(
         generator.manual_seed(stream_seed(planner.seed, "loss", epoch))
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which features are computed."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
-
-
 def training_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None = None
 ) -> dict[str, Tensor]:
@@ -376,8 +405,23 @@ def training_state(
     return found
 
 
+def take_step(training: Any, number: int) -> None:
+    """Take step `number` of the epoch that was loaded; on a GPU it is only queued."""
+    size = training.batch_sizes[number]
+    with training.active():
+        if number == 0 and training.beside is not None:  # the block may have been made there
+            with training.beside.taking():
+                training.prepare(number)
+        elif number % training.block == 0:
+            training.prepare(number)
+        if training.graphs:
+            training.graphs[size].replay()
+        else:
+            training.step(size)
+
+
 def run_epoch(
-    steppers: Sequence[Stepper],
+    trainings: Sequence[Any],
     epochs: Sequence[int],
     *,
     after_step: Callable[[float], None] | None = None,
@@ -385,7 +429,7 @@ def run_epoch(
     """Take every training through an epoch of its own; on a GPU their steps take turns.
 
     Args:
-        steppers: the trainings, see `cuda_graphs.Stepper`.
+        trainings: as from `cuda_graphs.place`.
         epochs: which epoch each is at, counted from 0.
         after_step: called with the share of the epoch that is done; not for captured steps,
             which are only queued.
@@ -393,20 +437,23 @@ def run_epoch(
     Returns:
         For each training the mean loss of each run.
     """
-    for stepper, epoch in zip(steppers, epochs, strict=True):
-        stepper.load(epoch)
-    steps = max(len(stepper.training.batch_sizes) for stepper in steppers)
+    for training, epoch in zip(trainings, epochs, strict=True):
+        with training.active():
+            training.load(epoch)
+    steps = max(len(training.batch_sizes) for training in trainings)
     for number in range(steps):
-        for stepper in steppers:
-            if number < len(stepper.training.batch_sizes):
-                stepper.step(number)
-        if after_step is not None and not steppers[0].graphs:
+        for training in trainings:
+            if number < len(training.batch_sizes):
+                take_step(training, number)
+        if after_step is not None and not trainings[0].graphs:
             after_step((number + 1) / steps)
-    for stepper, epoch in zip(steppers, epochs, strict=True):
-        if stepper.graphs:  # while the GPU works through what is queued
-            stepper.look_ahead(epoch + 1)
+    for training, epoch in zip(trainings, epochs, strict=True):
+        if training.graphs:  # while the GPU works through what is queued
+            training.look_ahead(epoch + 1)
+            if training.beside is not None and epoch + 1 < training.recipe.epochs:
+                training.beside.make(epoch + 1)
     losses = []
-    for stepper in steppers:
-        with stepper.active():
-            losses.append(stepper.training.mean_losses())
+    for training in trainings:
+        with training.active():
+            losses.append(training.mean_losses())
     return losses

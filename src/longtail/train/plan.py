@@ -42,7 +42,7 @@ class ImageDraws(NamedTuple):
 
     Attributes:
         rows: the example of the training set at each position, shape (positions,).
-        dy: first row of its crop, likewise, as what follows.
+        dy: first row of its crop, likewise, as what follows; None without crops and flips.
         dx: first column.
         flip: 1 if it is mirrored.
         operation: of TrivialAugment, None without.
@@ -51,9 +51,9 @@ class ImageDraws(NamedTuple):
     """
 
     rows: Tensor
-    dy: Tensor
-    dx: Tensor
-    flip: Tensor
+    dy: Tensor | None = None
+    dx: Tensor | None = None
+    flip: Tensor | None = None
     operation: Tensor | None = None
     strength: Tensor | None = None
     hole: Tensor | None = None
@@ -176,14 +176,17 @@ def _draw_images(
     recipe: Recipe, rows: Tensor, draw: Callable[[str], torch.Generator], prefix: str
 ) -> ImageDraws:
     """Draw what happens to each image by itself."""
-    count = len(rows)
-    dy, dx, flip = plan_crop_flip(
-        count, padding=recipe.crop_padding, flip=recipe.flip, generator=draw(prefix + "crop")
-    )
-    operation, strength, hole = None, None, None
+    found: dict[str, Tensor] = {}
+    if recipe.crop_padding or recipe.flip:
+        found["dy"], found["dx"], found["flip"] = plan_crop_flip(
+            len(rows),
+            padding=recipe.crop_padding,
+            flip=recipe.flip,
+            generator=draw(prefix + "crop"),
+        )
     if recipe.trivial_augment:
         generator = draw(prefix + "trivial-augment")
-        operation, strength = plan_trivial_augment(count, generator=generator)
+        found["operation"], found["strength"] = plan_trivial_augment(len(rows), generator=generator)
     if recipe.cutout:
-        hole = plan_cutout(count, generator=draw(prefix + "cutout"))
-    return ImageDraws(rows, dy, dx, flip, operation, strength, hole)
+        found["hole"] = plan_cutout(len(rows), generator=draw(prefix + "cutout"))
+    return ImageDraws(rows, **found)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -30,7 +31,7 @@ from longtail.data.streaming import Batch, ImageStream, evaluation_stream, plann
 from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World, lost_neighbors
-from longtail.train.loop import autocast, begin_epoch, make_criteria, new_network, training_state
+from longtail.train.loop import begin_epoch, make_criteria, new_network, training_state
 from longtail.train.optimizers import make_optimizer, set_rate
 from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
@@ -130,7 +131,7 @@ class PixelNetwork(nn.Module):
     ) -> Tensor:
         """Logits in float32, or the sum of the losses compared with the `sampled` classes."""
         images = normalize(pixels, mean=self.mean, std=self.std, pixel_range=255)
-        with autocast(self.precision, self.device):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision != "float32"):
             features = self.model.features(images)  # type: ignore[operator]
         fc: Any = self.model.fc
         if self.loss is None:
@@ -158,7 +159,7 @@ class StreamedTraining:
 
     on_disk = True
     block = 1  # steps whose batches are made at once
-    teachers = None
+    teachers, beside, active, graphs = None, None, nullcontext, MappingProxyType[int, Any]({})
 
     def __init__(
         self,

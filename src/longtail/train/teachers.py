@@ -25,7 +25,7 @@ from longtail.runs import Run, RunError, RunSpec, Settings, files, mean_logits
 from longtail.runs.ensemble import logit_scale, scaled_logits, trained_seeds
 from longtail.runs.folder import MODEL, TEACHERS, logits_file
 from longtail.train.checkpoint import as_tensors
-from longtail.train.loop import autocast, new_network
+from longtail.train.loop import new_network
 from longtail.train.prefetch import Resident
 from longtail.train.recipe import Recipe
 
@@ -229,13 +229,13 @@ class Teachers:
             float32, shape (examples, num_classes).
         """
         total = torch.zeros(len(images), self.num_classes, device=self.device)
-        precision = "float32" if self.dtype == torch.float32 else "bfloat16"
+        low = self.dtype == torch.bfloat16
         for network, size, scale, change in self.groups:
             pixels = images if change is None else images * change[0] + change[1]
             each = pixels.to(self.dtype).repeat(1, size, 1, 1)
             each = each.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                with autocast(precision, self.device):
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
                     features = network.features(each)
                 logits = network.fc(features.float())
             total.add_(logits.view(size, len(images), -1).sum(dim=0), alpha=scale)

@@ -20,7 +20,7 @@ from longtail.data.subsets import held_out_split
 from longtail.priors import ClassPrior
 from longtail.runs import RunSpec
 from longtail.train.evaluation import Images, refuse_logits
-from longtail.train.loop import image_shape_of, new_network
+from longtail.train.loop import new_network
 from longtail.train.methods import THRESHOLD, Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import Recipe
@@ -79,6 +79,11 @@ def precision_of(spec: RunSpec) -> str:
     return choice(precision, ("float32", "bfloat16"), name="precision")
 
 
+def _shape(recipe: Recipe, images: Images) -> tuple[int, int, int]:
+    side = recipe.image_size
+    return (3, side, side) if isinstance(images, ListedImages) else images.image_shape
+
+
 def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
     """Refuse images of another kind than the recipe is for."""
     name = f"recipe {recipe.name!r}"
@@ -99,7 +104,7 @@ def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
                     f"{name} changes images (`{key}`), but {spec.dataset.name} holds embeddings, "
                     f"which come as they are; take the recipe embeddings (--recipe embeddings)."
                 )
-    channels, height, width = image_shape_of(recipe, images)
+    channels, height, width = _shape(recipe, images)
     for key in ("mean", "std"):
         if len(getattr(recipe, key)) not in (1, channels):
             raise InputError(
@@ -176,7 +181,7 @@ def _check_network(recipe: Recipe, images: Images, sizes: Sequence[int]) -> None
         return
     try:
         network.train(not recipe.freeze_backbone)
-        network(torch.empty(1, *image_shape_of(recipe, images), device="meta"))
+        network(torch.empty(1, *_shape(recipe, images), device="meta"))
     except ValueError as error:
         batch = "a batch" if recipe.batch_size == 1 else "the last batch of an epoch"
         drop = "" if recipe.batch_size == 1 else "drop_last=true or "
