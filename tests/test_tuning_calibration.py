@@ -10,7 +10,7 @@ import pytest
 from scipy import optimize
 
 from longtail import ClassPrior, InputError, fit_temperature, metrics, tune_tau
-from longtail.posthoc import adjust_logits, scale_temperature
+from longtail.posthoc import adjust_logits, log_probs, scale_temperature
 from longtail.tuning import _calibration as calibration
 from longtail.tuning._calibration import in_training_mix
 
@@ -271,6 +271,12 @@ def test_what_hardly_varies_is_no_error(criterion):
     result = tune_tau(0.005 * exact_model(target, THREE), target, THREE, criterion=criterion)
     assert result.tau == pytest.approx(0.04)
     assert result.at_bound
+
+
+def test_zeros_are_lifted_to_choose_a_tau_on():
+    logits = log_probs([[0.8, 0.2, 0.0], [1.0, 0.0, 0.0]])
+    lifted = np.exp(calibration.lift_zeros(logits, THREE))
+    np.testing.assert_allclose(lifted, [[0.8, 0.2, 0.001], [1.0, 0.009, 0.001]])
 
 
 # --- temperature --------------------------------------------------------------------------

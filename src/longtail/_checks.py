@@ -33,6 +33,10 @@ BY_ONE_LIST = (
 )
 
 
+# What to do with probabilities where logits are wanted.
+TAKE_LOG = "take their logarithm, longtail.posthoc.log_probs(probs)"
+
+
 class InputError(ValueError):
     """An argument breaks a rule; the message says which and what to do."""
 

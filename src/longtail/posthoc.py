@@ -211,28 +211,6 @@ def log_probs(probs: Any) -> FloatArray:
     return np.log(np.maximum(np.asarray(_checks.as_numpy(probs), np.float64), SMALLEST_PROB))
 
 
-def lift_zeros(logits: NDArray[Any], prior: ClassPrior) -> NDArray[Any]:
-    """Return logits of `log_probs` with milder zeros, to choose tau or a temperature on.
-
-    One true class of probability 0 would outweigh every other example in a log-loss. Zeros are
-    read as min(m / 2, π_y / 10), with m the smallest positive probability.
-
-    Args:
-        logits: shape (examples, num_classes).
-        prior: π.
-
-    Examples:
-        >>> lift_zeros(log_probs([[0.8, 0.2], [1.0, 0.0]]), ClassPrior.from_probs([0.9, 0.1]))
-        array([[-0.22314355, -1.60943791],
-               [ 0.        , -4.60517019]])
-    """
-    zero = logits == np.asarray(LOG_ZERO, logits.dtype)
-    if not zero.any():
-        return logits
-    least = np.minimum(logits[~zero].min() - math.log(2), prior.log_probs - math.log(10))
-    return np.where(zero, least.astype(logits.dtype), logits)
-
-
 # --- arguments --------------------------------------------------------------------------------
 
 
@@ -264,7 +242,7 @@ def checked_bias(bias: Any, bias_mode: str, *, num_classes: int) -> FloatArray |
 
 
 def _row_priors(given: Any, shape: Any) -> Any:
-    """Class frequencies of each example, which `adjust_logits` scales to sum to 1."""
+    """Return checked class frequencies of each example; `adjust_logits` scales them to sum to 1."""
     q = given if hasattr(given, "shape") else np.asarray(given)
     if len(q.shape) < 2:  # probabilities of all examples alike are a ClassPrior
         _checks.prior(given, name="target_prior")
@@ -274,17 +252,16 @@ def _row_priors(given: Any, shape: Any) -> Any:
             f"shape {tuple(shape)}; its shape is {tuple(q.shape)}."
         )
     found = _values(q)
-    if found is not None and not (least := found.min(axis=1)).min() > 0:  # or NaN
-        row = int(np.flatnonzero(~(least > 0))[0])
+    if found is not None and not np.all(found > 0):
         raise InputError(
-            f"`target_prior` must be positive, but row {row} has {least[row]:g}; give classes "
-            f"that do not occur there a small value."
+            f"`target_prior` must be positive, but {found[~(found > 0)][0]:g} occurs; give classes "
+            f"that do not occur at a place a small value there."
         )
     return q
 
 
 def _log_ratio(prior: ClassPrior, target_prior: ClassPrior | None) -> FloatArray:
-    """log π − log q, or log π alone."""
+    """Return log π − log q, or log π alone."""
     if target_prior is None:
         return prior.log_probs
     return _same_where_equal(prior.log_probs - target_prior.log_probs)
@@ -295,7 +272,7 @@ _log_ratio._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _same_where_equal(values: FloatArray) -> FloatArray:
-    """Values that differ by rounding alone made the same, so that classes which tie do tie."""
+    """Return the values with those that differ by rounding alone made equal, so that they tie."""
     order = np.argsort(values, kind="stable")
     rounding = 8 * np.finfo(np.float64).eps * max(1.0, float(np.abs(values).max()))
     first = np.diff(values[order], prepend=-np.inf) > rounding
@@ -309,7 +286,7 @@ def _same_where_equal(values: FloatArray) -> FloatArray:
 
 
 def _logits(logits: Any) -> Any:
-    """The logits as an array of whatever library they came in, classes last, floating point."""
+    """Return the logits as an array of the library they came in, floating point."""
     kind = type(logits).__name__
     if not hasattr(logits, "dtype"):
         logits = _checks.as_numpy(logits)
@@ -331,46 +308,38 @@ def _refuse_probabilities(logits: Any) -> None:
     found = _values(logits, rows=_FIRST)
     if found is None or found.size == 0:
         return
-    hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
     try:
-        _checks.not_probabilities(found, hint=hint)
-    except InputError:
+        _checks.not_probabilities(found, hint=_checks.TAKE_LOG)
+    except InputError as error:
         if len(found) > 1:
             raise
-        text = "the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if so, "
-        warnings.warn(f"{text}{hint}.", stacklevel=3)
+        warnings.warn(str(error), stacklevel=3)
 
 
 def _values(array: Any, rows: int | None = None) -> NDArray[Any] | None:
-    """The rows (the first ones along each axis) if they are at hand: on a CPU, untraced."""
-    jax = sys.modules.get("jax")
+    """Return the rows (the first ones along each axis) if they are at hand, else None."""
     if hasattr(array, "new_tensor"):
         import torch
 
-        # Subclasses such as DTensor may have to ask other processes.
+        # Subclasses such as DTensor may have to ask other processes; a GPU would have to catch up.
         plain = type(array) in (torch.Tensor, torch.nn.Parameter)
         if _compiling() or not plain or array.device.type != "cpu":
             return None
-    elif jax is not None and isinstance(array, jax.Array):
-        if isinstance(array, jax.core.Tracer) or {d.platform for d in array.devices()} != {"cpu"}:
-            return None
-    elif not isinstance(array, np.ndarray):
-        return None
     try:
         found = _checks.as_numpy(array[(slice(rows),) * (array.ndim - 1)])
-    except RuntimeError:  # inside vmap or torch.func.grad, whose tensors have no values to show
+    except (RuntimeError, TypeError):  # under vmap, grad or jit there are no values to show
         return None
     return found.reshape(-1, array.shape[-1])
 
 
 def _compiling() -> bool:
-    """Whether torch records this call, so that nothing may depend on values."""
+    """Return whether torch records this call, so that nothing may depend on values."""
     torch = sys.modules.get("torch")
     return torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing())
 
 
 def _apply(logits: Any, formula: Callable[..., Any], *vectors: Any) -> Any:
-    """formula(logits, *vectors), with the vectors brought to the logits' dtype and device.
+    """Return formula(logits, *vectors), the vectors brought to the logits' dtype and device.
 
     In half precision log π alone would lose two digits, so float32 does the work there.
     """
@@ -413,7 +382,7 @@ def adjusted_twice(
             model favours rare classes, such as "the model has an adjustment baked in".
         prior: π of the training labels, which is to be adjusted by.
         tau: τ; below 0.5 nothing is said.
-        elsewhere: whether a target prior or costs are asked for instead of the balanced error.
+        elsewhere: True if a target prior or costs are asked for instead of the balanced error.
 
     Returns:
         A sentence for an AdjustedTwiceWarning.
@@ -444,24 +413,21 @@ def adjusted_twice(
     residual = model.residual_adjustment(prior)
     if not leaves_little(residual, prior, tau=tau):
         return None
-    left, loss = tau_left(residual, prior), f"the loss '{model.name}'"
-    otherwise = (
-        f"; for another target pass ClassPrior.uniform({prior.num_classes}) as the prior, with the "
-        f"same target_prior or costs"
-    ) * elsewhere
-    if left < 0.1:
-        return (
-            f"{loss} already aims at the balanced error, so {favours}; use the logits as they are "
-            f"(tau=0){otherwise}."
+    left = tau_left(residual, prior)
+    does, instead = "already aims at the balanced error", "use the logits as they are (tau=0)"
+    if left >= 0.1:
+        does = f"leaves about tau = {left:.1f} to correct"
+        instead = f"take tau = {left:.1f}, or what held-out data ask for"
+    if elsewhere:
+        instead += (
+            f"; for another target pass ClassPrior.uniform({prior.num_classes}) as the prior, with "
+            f"the same target_prior or costs"
         )
-    return (
-        f"{loss} leaves about tau = {left:.1f} to correct, so more than that favours the rare "
-        f"classes twice; take tau = {left:.1f}, or what held-out data ask for{otherwise}."
-    )
+    return f"the loss '{model.name}' {does}, so {favours}; {instead}."
 
 
 def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
-    """Return the τ that training leaves to correct: that for which −τ log π comes nearest to r.
+    """Return the τ that training leaves to correct, for which −τ log π comes nearest to r.
 
         Σ r_y ρ_y / Σ ρ_y²,   ρ = −log π less its mean
 
@@ -485,14 +451,14 @@ def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
 def leaves_little(residual: FloatArray, prior: ClassPrior, *, tau: float = 1.0) -> bool:
     """Return whether training has done more than half of an adjustment by min(τ, 1).
 
-    What is above 1 no loss does: it is a temperature.
+    Anything above 1 is a temperature, which no loss corrects.
     """
     # A loss that did just half may look as if it did more: modules hold their margins in float32.
     return tau_left(residual, prior) < 0.4999 * min(tau, 1.0)
 
 
 def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]:
-    """What a fitted classifier does for rare classes itself, and what to do instead."""
+    """Yield what a fitted classifier does for rare classes itself, and what to do instead."""
     name = type(model).__name__
     for _, step in getattr(model, "steps", ()):
         if hasattr(step, "fit_resample"):
@@ -530,7 +496,7 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
 
 
 def _deciding(model: Any) -> list[Any]:
-    """The fitted parts of a pipeline, search or ensemble that make its predictions."""
+    """Return the fitted parts of a pipeline, search or ensemble that make its predictions."""
     name = type(model).__name__
     if hasattr(model, "steps"):
         return [model.steps[-1][1]]

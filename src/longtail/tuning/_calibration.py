@@ -18,7 +18,7 @@ from scipy import optimize, sparse
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import bin_of, row_slices
-from longtail.posthoc import lift_zeros
+from longtail.posthoc import LOG_ZERO
 from longtail.priors import ClassPrior
 from longtail.tuning import TauResult, checked_search
 from longtail.tuning._exact import checked_examples, normal_noise
@@ -132,6 +132,19 @@ def in_training_mix(
     return np.asarray(u * (wanted / found)[group[target]]), group
 
 
+def lift_zeros(logits: NDArray[Any], prior: ClassPrior) -> NDArray[Any]:
+    """Return logits of `log_probs` with zeros read as min(m / 2, π_y / 10).
+
+    Here m is the smallest positive probability. One true class of probability 0 would otherwise
+    outweigh every other example in a log-loss.
+    """
+    zero = logits == np.asarray(LOG_ZERO, logits.dtype)
+    if not zero.any():
+        return logits
+    least = np.minimum(logits[~zero].min() - np.log(2), prior.log_probs - np.log(10))
+    return np.where(zero, least.astype(logits.dtype), logits)
+
+
 def _chunks(
     logits: NDArray[Any], target: IntArray, weight: FloatArray
 ) -> Iterator[tuple[FloatArray, IntArray, FloatArray]]:
@@ -140,8 +153,7 @@ def _chunks(
         chunk, kept = logits[rows], weight[rows] > 0
         _checks.all_finite(chunk, name="logits", first_row=rows.start)
         if rows.start == 0:
-            hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
-            _checks.not_probabilities(chunk, hint=hint)
+            _checks.not_probabilities(chunk, hint=_checks.TAKE_LOG)
         below = chunk.astype(np.float64)[kept]
         below -= below.max(axis=1, keepdims=True)
         yield below, target[rows][kept], weight[rows][kept]
@@ -225,7 +237,6 @@ def tune_by_calibration(
             f"temperature; got ({bounds[0]:g}, {bounds[1]:g})."
         )
     logits, target, weight = checked_examples(logits, target, sample_weight, prior)
-    # One true class of probability 0 would outweigh every other example.
     logits = lift_zeros(logits, prior)
     mixed, group = in_training_mix(target, prior, weight)
     data = logits, target, mixed

@@ -109,9 +109,8 @@ class TauIntervals:
         importance = np.ones(len(direction)) if target_prior is None else target_prior.probs
         if costs is not None:
             importance = importance * _checks.per_class(costs, name="costs")
-        hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
         first = examples[0][: max(1, (1 << 20) // len(direction))]
-        _checks.not_probabilities(first, hint=hint)
+        _checks.not_probabilities(first, hint=_checks.TAKE_LOG)
         return cls._of(examples, direction, importance / importance.sum())
 
     @classmethod
