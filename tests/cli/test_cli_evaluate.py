@@ -156,7 +156,7 @@ def test_an_unfinished_run_is_refused_by_name_and_left_out_of_a_folder(runs, cli
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine._Report, "__call__", stop)
+    monkeypatch.setattr(engine, "EpochEnd", stop)
     assert cli(*DIGITS, "--method", "balanced").code == 130
     (half,) = (run for run in find_runs(runs, unfinished=True) if not run.finished)
     result = cli("evaluate", half.folder)
