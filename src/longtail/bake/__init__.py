@@ -238,8 +238,24 @@ def _name(model: Any) -> str:
 def _open(model: Any) -> tuple[Any, str]:
     """Return the module that bakes a model or path, importing what it needs, and its kind."""
     homes = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
-    if isinstance(model, str | Path):
-        kind = _kind_of_file(Path(model))
+    path = Path(model) if isinstance(model, str | Path) else None
+    if path is not None and path.is_dir():
+        kind = "file"
+        if not any(path.glob("model.safetensors*")) or not (path / "config.json").is_file():
+            raise InputError(
+                f"{path} is a folder without config.json and model.safetensors; name the model's "
+                f"file."
+            )
+    elif path is not None:
+        kind = "onnx" if path.suffix == ".onnx" else "file"
+        if not path.is_file():
+            raise InputError(f"there is no file {path}.")
+        if path.suffix not in (".onnx", ".safetensors"):
+            raise InputError(
+                f"{path} is neither an .onnx nor a .safetensors file, and pickles are never "
+                f"loaded; save the state dict with safetensors.torch.save_file, export to ONNX, or "
+                f"load the model yourself and bake it in Python."
+            )
     elif isinstance(model, Mapping):
         kind = "state"
     elif ("torch", "Module") in homes:
@@ -258,24 +274,6 @@ def _open(model: Any) -> tuple[Any, str]:
         return import_module(f"longtail.bake.{name}"), kind
     except ModuleNotFoundError as error:
         return _checks.require(str(error.name), extra=extra), kind  # says how to install it
-
-
-def _kind_of_file(path: Path) -> str:
-    if (path / "config.json").is_file() and any(path.glob("model.safetensors*")):
-        return "file"
-    if path.is_dir():
-        raise InputError(
-            f"{path} is a folder without config.json and model.safetensors; name the model's file."
-        )
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.")
-    if path.suffix not in (".onnx", ".safetensors"):
-        raise InputError(
-            f"{path} is neither an .onnx nor a .safetensors file, and pickles are never loaded; "
-            f"save the state dict with safetensors.torch.save_file, export to ONNX, or load the "
-            f"model yourself and bake it in Python."
-        )
-    return "onnx" if path.suffix == ".onnx" else "file"
 
 
 def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:

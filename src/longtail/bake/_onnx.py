@@ -93,10 +93,9 @@ def bake(
         raise InputError(f"there is no output {unknown[0]!r}; there is {listing(graph.outputs)}.")
     feed = _first_run(graph, inputs, output, change)
     targets = _find(graph, change, output)
-    edit = _Edit(graph)
     with np.errstate(over="ignore"):  # the comparison finds what is not finite
-        applied = [_apply(edit, target, change) for target in targets]
-    baked = edit.finish()
+        applied = [_apply(graph, target, change) for target in targets]
+    baked = graph.finish()
     after = _run(baked, graph.folder, [target.tensor for target in targets], feed)
     for target, (_, scale, offset) in zip(targets, applied, strict=True):
         new, old = np.asarray(after[target.tensor]), target.values.astype(np.float64)
@@ -106,7 +105,7 @@ def bake(
         dtype, where = _DTYPES[new.dtype.name], repr(target.tensor)
         close_enough(new.astype(np.float64), wanted, dtype=dtype, where=where)
     where, how = ", ".join(t.tensor for t in targets), " and ".join(how for how, *_ in applied)
-    text = change.record(where=where, how=how, undo=edit.undo)
+    text = change.record(where=where, how=how, undo=graph.undo)
     baked.metadata_props.add(key=KEY, value=text)
     return baked
 
@@ -140,7 +139,7 @@ def unbake(model: ModelProto) -> ModelProto:
 
 
 class _Graph:
-    """A model with its nodes, constants and the values of its first run, all by name."""
+    """A model, its nodes, constants and values of its first run by name; and a copy to change."""
 
     def __init__(self, model: ModelProto, folder: Path) -> None:
         self.model, self.folder, self.nodes = model, str(folder), list(model.graph.node)
@@ -156,6 +155,12 @@ class _Graph:
         self.opset = max(opsets.get("", 0), opsets.get("ai.onnx", 0))
         self.converted = "ai.onnx.ml" in opsets  # by scikit-learn's converters and their kind
         self.values: dict[str, Any] = {}
+        self.baked = ModelProto.FromString(model.SerializeToString())
+        # New nodes of the copy, by the node that they stand behind; -1 is the front.
+        self.behind: dict[int, list[NodeProto]] = defaultdict(list)
+        # What `unbake` needs: ends of nodes, whole nodes and initializers, each by its index.
+        self.undo: dict[str, Any] = {"ends": {}, "nodes": {}, "initializers": {}}
+        self.count = 0
 
     def chain(self, tensor: str, operators: set[str]) -> list[str]:
         """Return a tensor and those that it comes from through nodes of these kinds."""
@@ -173,10 +178,47 @@ class _Graph:
             more = {name for node in readers for name in node.output} - found
         return found
 
-    def constant(self, name: str) -> NDArray[Any]:
+    def read(self, constant: str) -> NDArray[Any]:
         """Return the values of a constant."""
-        values: NDArray[Any] = to_array(self.constants[name], self.folder)
+        values: NDArray[Any] = to_array(self.constants[constant], self.folder)
         return values
+
+    def insert(
+        self, behind: int, operator: str, inputs: list[str], output: str = "", **settings: Any
+    ) -> str:
+        """Put a node behind another one; return its output."""
+        self.count += 1
+        name = f"{_OURS}{self.count}"
+        node = helper.make_node(operator, inputs, [output or name], name=name, **settings)
+        self.behind[behind].append(node)
+        return output or name
+
+    def constant(self, values: NDArray[Any] | TensorProto) -> str:
+        """Put a constant at the front; a node, since old models have initializers as inputs."""
+        stored = values if isinstance(values, TensorProto) else from_array(values)
+        return self.insert(-1, "Constant", [], value=stored)
+
+    def detach(self, tensor: str) -> tuple[int, str]:
+        """Give a tensor's node a new output name, so that another node can make the tensor."""
+        number = self.index[tensor]
+        output, name = self.baked.graph.node[number].output, f"{_OURS}of_{tensor}"
+        output[list(output).index(tensor)] = name
+        return number, name
+
+    def finish(self) -> ModelProto:
+        """Put the new nodes in, note what undoes it all, and return the copy."""
+        nodes = [*self.behind[-1]]
+        for number, (old, new) in enumerate(zip(self.nodes, self.baked.graph.node, strict=True)):
+            if (old.input, old.output) != (new.input, new.output):
+                self.undo["ends"][number] = [list(old.input), list(old.output)]
+            nodes += [NodeProto.FromString(new.SerializeToString()), *self.behind[number]]
+        del self.baked.graph.node[:]
+        self.baked.graph.node.extend(nodes)
+        self.undo["original"] = _digest(self.model)
+        self.undo["opset"] = any(self.behind.values()) and not self.opset
+        if self.undo["opset"]:
+            self.baked.opset_import.append(helper.make_opsetid("", 11))
+        return self.baked
 
 
 @dataclass(frozen=True)
@@ -306,106 +348,57 @@ def _are_probs(array: NDArray[Any], axis: int) -> bool:
 # --- changing them ----------------------------------------------------------------------------
 
 
-class _Edit:
-    """A copy of a graph's model under change, and what `unbake` needs."""
-
-    def __init__(self, graph: _Graph) -> None:
-        self.graph, self.count = graph, 0
-        self.model = ModelProto.FromString(graph.model.SerializeToString())
-        # New nodes, by the node that they stand behind; -1 is the front.
-        self.behind: dict[int, list[NodeProto]] = defaultdict(list)
-        # Ends of changed nodes, whole nodes and initializers, each by its index.
-        self.undo: dict[str, Any] = {"ends": {}, "nodes": {}, "initializers": {}}
-        self.undo["original"] = _digest(graph.model)
-
-    def insert(
-        self, behind: int, operator: str, inputs: list[str], output: str = "", **settings: Any
-    ) -> str:
-        """Put a node behind another one; return its output."""
-        self.count += 1
-        name = f"{_OURS}{self.count}"
-        node = helper.make_node(operator, inputs, [output or name], name=name, **settings)
-        self.behind[behind].append(node)
-        return output or name
-
-    def constant(self, values: NDArray[Any] | TensorProto) -> str:
-        """Put a constant at the front; a node, since old models have initializers as inputs."""
-        stored = values if isinstance(values, TensorProto) else from_array(values)
-        return self.insert(-1, "Constant", [], value=stored)
-
-    def detach(self, tensor: str) -> tuple[int, str]:
-        """Give a tensor's node a new output name, so that another node can make the tensor."""
-        number = self.graph.index[tensor]
-        output, name = self.model.graph.node[number].output, f"{_OURS}of_{tensor}"
-        output[list(output).index(tensor)] = name
-        return number, name
-
-    def finish(self) -> ModelProto:
-        """Put the new nodes in, note what undoes it all, and return the model."""
-        nodes = [*self.behind[-1]]
-        pairs = zip(self.graph.nodes, self.model.graph.node, strict=True)
-        for number, (old, new) in enumerate(pairs):
-            if (old.input, old.output) != (new.input, new.output):
-                self.undo["ends"][number] = [list(old.input), list(old.output)]
-            nodes += [NodeProto.FromString(new.SerializeToString()), *self.behind[number]]
-        del self.model.graph.node[:]
-        self.model.graph.node.extend(nodes)
-        self.undo["opset"] = any(self.behind.values()) and not self.graph.opset
-        if self.undo["opset"]:
-            self.model.opset_import.append(helper.make_opsetid("", 11))
-        return self.model
-
-
-def _apply(edit: _Edit, target: _Target, change: Change) -> tuple[str, FloatArray, FloatArray]:
+def _apply(graph: _Graph, target: _Target, change: Change) -> tuple[str, FloatArray, FloatArray]:
     """Change the model; return what was done, and s and c of s·f + c."""
-    weight, bias = (None, None) if change.shift is not None else _weights(edit.graph, target)
+    weight, bias = (None, None) if change.shift is not None else _weights(graph, target)
     if change.bias_mode != "scale" and bias is None:
         raise InputError("the bias of the layer can't be told apart; use bias_mode='scale'.")
     scale, offset = change.affine(target.width, weight, bias)
-    layer = None if target.layer is None else edit.model.graph.node[target.layer]
+    layer = None if target.layer is None else graph.baked.graph.node[target.layer]
     if target.probs:
-        _add_to_probs(edit, target, offset)
+        _add_to_probs(graph, target, offset)
         return f"added to the logarithms of the probabilities {target.tensor}", scale, offset
     if layer is not None and layer.op_type == "LinearClassifier":
         if target.width == 2:  # two margins, -d and d
             offset = np.diff(offset) * [-1, 1]
-        edit.undo["nodes"][target.layer] = _packed(layer)
+        graph.undo["nodes"][target.layer] = _packed(layer)
         intercepts = np.array(_settings(layer).get("intercepts", 0.0)) + offset
         _keep(layer.attribute, lambda item: item.name != "intercepts")
         layer.attribute.append(helper.make_attribute("intercepts", intercepts.tolist()))
         return "added to the intercepts of the LinearClassifier", scale, offset
     bias_at = target.bias if change.shift is not None else None
-    start = target.tensor if bias_at is None else edit.graph.nodes[bias_at[0]].output[0]
-    _refuse_labels(edit.graph, target, start)
+    start = target.tensor if bias_at is None else graph.nodes[bias_at[0]].output[0]
+    if len(graph.outputs) > 1:
+        _refuse_labels(graph, target, start)
     if bias_at is not None:
-        return _shift_bias(edit, *bias_at, offset, target.values.dtype), scale, offset
+        return _shift_bias(graph, *bias_at, offset, target.values.dtype), scale, offset
     steps = [("Mul", scale)] if np.any(scale != 1) else []
     steps += [("Add", offset)] if offset.any() or not steps else []
-    behind, name = edit.detach(target.tensor)
+    behind, name = graph.detach(target.tensor)
     for number, (operator, values) in enumerate(steps, 1):
-        constant = edit.constant(target.by_class(values).astype(target.values.dtype))
+        constant = graph.constant(target.by_class(values).astype(target.values.dtype))
         made = target.tensor if number == len(steps) else ""
-        name = edit.insert(behind, operator, [name, constant], made)
+        name = graph.insert(behind, operator, [name, constant], made)
     return f"by {' and '.join(step for step, _ in steps)} behind {target.tensor}", scale, offset
 
 
-def _shift_bias(edit: _Edit, number: int, place: int, offset: FloatArray, dtype: Any) -> str:
+def _shift_bias(graph: _Graph, number: int, place: int, offset: FloatArray, dtype: Any) -> str:
     """Add to the constant that a layer adds, or give the layer one; return what was done."""
-    node, stored = edit.model.graph.node[number], edit.model.graph.initializer
+    node, stored = graph.baked.graph.node[number], graph.baked.graph.initializer
     label = f"{node.op_type} {node.name or node.output[0]}"
     given = node.input[place] if place < len(node.input) else ""
     if not given:
-        node.input[:] = [*node.input[:place], edit.constant(offset.astype(dtype))]
+        node.input[:] = [*node.input[:place], graph.constant(offset.astype(dtype))]
         return f"as a new bias of the {label}, which had none"
-    old = edit.graph.constant(given)
+    old = graph.read(given)
     new = (old.astype(np.float64) + offset.reshape(old.shape)).astype(old.dtype)
     index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
-    readers = sum(list(other.input).count(given) for other in edit.graph.nodes)
+    readers = sum(list(other.input).count(given) for other in graph.nodes)
     if index is not None and readers == 1:
-        edit.undo["initializers"][index] = _packed(stored[index])
+        graph.undo["initializers"][index] = _packed(stored[index])
         stored[index].CopyFrom(from_array(new, given))
     else:
-        node.input[place] = edit.constant(new)
+        node.input[place] = graph.constant(new)
     return f"added to the bias of the {label}"
 
 
@@ -431,7 +424,7 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     node = graph.nodes[target.layer]
     settings = _settings(node)
     if node.op_type in ("Gemm", "MatMul", "Conv") and node.input[1] in graph.constants:
-        weight = graph.constant(node.input[1]).astype(np.float64) * settings.get("alpha", 1.0)
+        weight = graph.read(node.input[1]).astype(np.float64) * settings.get("alpha", 1.0)
         if node.op_type != "Conv" and not settings.get("transB", 0):
             weight = np.moveaxis(weight, -1, 0)
         weight = weight if len(weight) == target.width else None
@@ -439,11 +432,11 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     if target.bias is not None and (target.bias[0] == target.layer or len(node.input) < 3):
         holder, place = graph.nodes[target.bias[0]], target.bias[1]
         if place < len(holder.input):
-            bias = graph.constant(holder.input[place]).astype(np.float64).reshape(-1)
+            bias = graph.read(holder.input[place]).astype(np.float64).reshape(-1)
     return weight, bias
 
 
-def _add_to_probs(edit: _Edit, target: _Target, shift: FloatArray) -> None:
+def _add_to_probs(graph: _Graph, target: _Target, shift: FloatArray) -> None:
     """Make p' = softmax(log max(p, 2^-126) + a) of p, and labels of p' where they don't follow."""
     old = target.values
     if np.isin(old, (0, 1)).all():
@@ -452,19 +445,19 @@ def _add_to_probs(edit: _Edit, target: _Target, shift: FloatArray) -> None:
             f"tree with pure leaves, and no adjustment changes such.",
             stacklevel=6,
         )
-    behind, name = edit.detach(target.tensor)
-    least = edit.constant(np.array(SMALLEST_PROB, old.dtype))
-    vector = edit.constant(target.by_class(shift - shift.max()).astype(old.dtype))
-    name = edit.insert(behind, "Max", [name, least])
-    name = edit.insert(behind, "Log", [name])
-    name = edit.insert(behind, "Add", [name, vector])
-    edit.insert(behind, "Softmax", [name], target.tensor, axis=target.axis)
-    follow = edit.graph.reached(target.tensor)
-    for label in edit.graph.outputs:
-        values = np.asarray(edit.graph.values[label])
+    behind, name = graph.detach(target.tensor)
+    least = graph.constant(np.array(SMALLEST_PROB, old.dtype))
+    vector = graph.constant(target.by_class(shift - shift.max()).astype(old.dtype))
+    name = graph.insert(behind, "Max", [name, least])
+    name = graph.insert(behind, "Log", [name])
+    name = graph.insert(behind, "Add", [name, vector])
+    graph.insert(behind, "Softmax", [name], target.tensor, axis=target.axis)
+    follow = graph.reached(target.tensor)
+    for label in graph.outputs:
+        values = np.asarray(graph.values[label])
         if label in follow or values.dtype.kind == "f" or isinstance(values.flat[0], dict):
             continue
-        classes = _class_labels(edit.graph, label, target.width)
+        classes = _class_labels(graph, label, target.width)
         if classes is None or values.size != len(old):
             raise InputError(
                 f"the classes that the output {label!r} names can't be told, so it would not "
@@ -474,13 +467,13 @@ def _add_to_probs(edit: _Edit, target: _Target, shift: FloatArray) -> None:
             stored = helper.make_tensor("", TensorProto.STRING, [len(classes)], classes.tolist())
         else:
             stored = from_array(classes.astype(values.dtype))
-        edit.detach(label)
-        winner = edit.insert(behind, "ArgMax", [target.tensor], axis=1, keepdims=0)
+        graph.detach(label)
+        winner = graph.insert(behind, "ArgMax", [target.tensor], axis=1, keepdims=0)
         flat = values.ndim == 1
-        name = edit.insert(behind, "Gather", [edit.constant(stored), winner], label * flat)
+        name = graph.insert(behind, "Gather", [graph.constant(stored), winner], label * flat)
         if not flat:  # discriminant analysis has its labels as one row
             shape = (1, -1) if values.shape[0] == 1 else (-1, 1)
-            edit.insert(behind, "Reshape", [name, edit.constant(np.array(shape))], label)
+            graph.insert(behind, "Reshape", [name, graph.constant(np.array(shape))], label)
 
 
 def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
@@ -494,7 +487,7 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
         node = graph.makers[name]
         written = [values for key, values in _settings(node).items() if key in _LABELS and values]
         if node.op_type == "ArrayFeatureExtractor" and node.input[0] in graph.constants:
-            written.append(graph.constant(node.input[0]))
+            written.append(graph.read(node.input[0]))
         for values in written:
             if np.size(values) == width:
                 return np.array(values, dtype=object).reshape(-1)

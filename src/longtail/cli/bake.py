@@ -29,13 +29,8 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 # Of each of these at most one is given.
-_EITHER = [
-    ("--counts", "--train-labels"),
-    ("--counts", "--prior"),
-    ("--train-labels", "--prior"),
-    ("--prior", "--smoothing"),
-    ("--tau", "--tau-from"),
-]
+_ONE_OF = [("--counts", "--train-labels", "--prior"), ("--prior", "--smoothing")]
+_ONE_OF += [("--tau", "--tau-from")]
 # What says by how much to adjust each class, for which weight normalization has no use.
 _ADJUSTING = {"--counts", "--train-labels", "--prior", "--smoothing", "--classes", "--target"}
 _ADJUSTING |= {"--costs"}
@@ -133,19 +128,14 @@ def bake(
     for name in named:
         if name in useless:
             raise typer.BadParameter(f"{what} has no use for {name}; leave it out")
-    for one, other in _EITHER:
-        if {one, other} <= set(named):
-            raise typer.BadParameter(f"give either {one} or {other}, not both")
+    for group in _ONE_OF:
+        given = [name for name in group if name in named]
+        if len(given) > 1:
+            raise typer.BadParameter(f"give either {given[0]} or {given[1]}, not both")
     run = _opened(model, out) if (model / "run.json").is_file() else None
     if run is not None:
         model = run.folder / "model.safetensors"
         layer = layer or (["fc"] if "fc.weight" in run.model() else None)
-    if undo:
-        record = library.bake_record(model)
-        library.unbake(model, out=out, force=force)
-        done = f"Undone: {record}. The weights in {out} are the original ones, to the byte."
-        _print(json, record, [done], model=model, out=out, undone=True)
-        return
     strength = 1.0 if tau is None else tau
     if tau_from is not None:
         strength = _tau_of(tau_from, method)
@@ -154,7 +144,10 @@ def bake(
     common["inputs"] = None if inputs is None else _arrays(inputs)
     doubtful = False
     with _console.working("baking"):
-        if normalizing:
+        if undo:
+            record = library.bake_record(model)
+            library.unbake(model, out=out, force=force)
+        elif normalizing:
             common["bias_mode"] = "scale" if bias_mode is None else bias_mode.value
             library.bake_weight_normalization(model, **common)
         else:
@@ -178,26 +171,23 @@ def bake(
                 else read_numbers(costs, option="--costs", num_classes=width, class_names=names),
                 **common,
             )
-    record = library.bake_record(out)
+    if not undo:
+        record = library.bake_record(out)
     assert record is not None
-    layers = record.undo.get("layers")
+    if json:
+        document = {"model": model, "out": out, "undone": undo, "method": record.method}
+        document |= {"tau": record.tau, "where": record.where, "how": record.how}
+        _console.print_json(document | dict(record.settings))
+        return
     checked = f"Checked on {inputs or 'random inputs'}: its outputs are the adjusted ones."
-    if layers is not None:  # what stands around a state dict's layer is not known
+    if "layers" in record.undo:  # what stands around a state dict's layer is not known
         checked = "The layer gives the adjusted logits."
-    if not any(made.get("bias", "") is None for made in (layers or {}).values()):
-        checked += " It needs no new code;"  # else a warning has said what it needs
     back = f"`longtail bake {out} --undo --out {'FOLDER' if out.is_dir() else 'FILE'}` gives"
     texts = [f"Baked {record} into {out}, {record.how}.", f"{checked} {back} the original back."]
+    if undo:
+        texts = [f"Undone: {record}. The weights in {out} are the original ones, to the byte."]
     if doubtful:
         texts.append("Right only if trained without logit adjustment or class balancing.")
-    _print(json, record, texts, model=model, out=out, undone=False)
-
-
-def _print(json: bool, record: Any, texts: list[str], **document: Any) -> None:
-    if json:
-        shown = {"method": record.method, "tau": record.tau, "where": record.where}
-        _console.print_json({**document, **shown, "how": record.how, **record.settings})
-        return
     for text in texts:
         _console.line(_console.wrapped(text))
 
