@@ -61,25 +61,21 @@ def summarize(data: LongTailedData | ListedData) -> dict[str, Any]:
         314
     """
     train = data.train
-    third = ("val", data.val) if isinstance(data, ListedData) else ("dev", data.dev)
-    others = {
-        split: None
-        if part is None
-        else {
-            "examples": len(part),
-            "counts": part.counts.tolist(),
-            "fingerprint": part.fingerprint,
-        }
-        for split, part in (("test", data.test), third)
-    }
+    parts: dict[str, Any] = {"test": data.test}
+    parts |= {"val": data.val} if isinstance(data, ListedData) else {"dev": data.dev}
     return {
         "name": data.spec.name,
         "spec": data.spec.to_json(),
         "image_shape": list(train.image_shape) if isinstance(train, ImageSet) else None,
         "class_names": list(train.class_names),
         "train": {**summarize_counts(train.counts), "fingerprint": train.fingerprint},
-        **others,
+        **{split: None if part is None else _part(part) for split, part in parts.items()},
     }
+
+
+def _part(part: Any) -> dict[str, Any]:
+    counts = part.counts.tolist()
+    return {"examples": len(part), "counts": counts, "fingerprint": part.fingerprint}
 
 
 def bars(values: Sequence[float] | NDArray[Any], *, width: int, height: int) -> list[str]:
@@ -115,14 +111,16 @@ def description(summary: dict[str, Any], *, classes: bool = False) -> Iterator[s
     """Yield lines for a terminal about a data set, or about class sizes alone.
 
     Args:
-        summary: as `summarize` gives it, or its `train` alone.
+        summary: from `summarize`, or its `train` alone.
         classes: list every class, also where they are many.
     """
     train, shape = summary["train"], summary.get("image_shape")
     pixels = "" if shape is None else f", {' x '.join(map(str, shape))}"
-    rows = [("training", f"{train['examples']:,} images of {train['classes']:,} classes{pixels}")]
     sizes = f"{train['largest']:,} to {train['smallest']:,} a class"
-    rows.append(("", f"{sizes}, imbalance ratio {train['imbalance_ratio']:.4g}"))
+    rows = [
+        ("training", f"{train['examples']:,} images of {train['classes']:,} classes{pixels}"),
+        ("", f"{sizes}, imbalance ratio {train['imbalance_ratio']:.4g}"),
+    ]
     for group, of_group in train["groups"].items():
         sizes = plural(of_group["classes"], "class  ", "classes")
         words = f"{group:<7} {GROUP_BOUNDS[group]:<10}{sizes:>14}{of_group['examples']:>9,} images"
@@ -130,8 +128,9 @@ def description(summary: dict[str, Any], *, classes: bool = False) -> Iterator[s
     parts = {split: summary[split] for split in SPLIT_WORDS if summary.get(split) is not None}
     for split, part in parts.items():
         if split != "train":
-            low, high = min(part["counts"]), max(part["counts"])
-            each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+            each = " to ".join(
+                dict.fromkeys(f"{n:,}" for n in (min(part["counts"]), max(part["counts"])))
+            )
             text = f"{part['examples']:,} images, {each} a class"
             text += ", left out of training" if split == "dev" else ""
             rows.append((SPLIT_WORDS[split], text))
@@ -151,29 +150,24 @@ def description(summary: dict[str, Any], *, classes: bool = False) -> Iterator[s
     if names and (classes or len(names) <= _FEW_CLASSES):
         width = min(max(map(len, [*names, "name"])), 40)
         yield f"\nclass  {'name':<{width}}  training   share      test"
-        counts = zip(names, train["counts"], summary["test"]["counts"], strict=True)
-        for number, (name, count, tested) in enumerate(counts):
-            shown = name if len(name) <= width else name[: width - 1] + "…"
+        columns = (shortened(names, width), train["counts"], summary["test"]["counts"])
+        for number, (name, count, tested) in enumerate(zip(*columns, strict=True)):
             share = f"{count / train['examples']:.2%}"
-            yield f"{number:>5}  {shown:<{width}}  {count:>8,}{share:>8}{tested:>10,}"
+            yield f"{number:>5}  {name:<{width}}  {count:>8,}{share:>8}{tested:>10,}"
 
 
-def mosaic(images: ImageSet, classes: IntArray, *, columns: int = 10) -> NDArray[Any]:
-    """Return images of some classes as one picture, a row for each class, padded with white.
-
-    Returns:
-        Shape (height, width, 3), uint8.
-    """
+def mosaic(images: ImageSet, classes: IntArray, *, columns: int = _ROWS) -> NDArray[np.uint8]:
+    """Return the first images of classes as one picture of shape (height, width, 3), a row each."""
     channels, height, width = images.image_shape
     gap = max(1, height // 16)
-    grid = np.full((len(classes), columns, height + gap, width + gap, 3), 255, np.uint8)
-    for row, label in enumerate(classes):
+    rows = []
+    for label in classes:
         shown = images.images[np.flatnonzero(images.labels == label)[:columns]]
-        scaled = (shown.astype(np.uint16) * 255 // images.pixel_range).astype(np.uint8)
-        colours = scaled[:, :3] if channels >= 3 else np.repeat(scaled[:, :1], 3, axis=1)
-        grid[row, : len(shown), :height, :width] = colours.transpose(0, 2, 3, 1)
-    tiled = grid.transpose(0, 2, 1, 3, 4).reshape(len(classes) * (height + gap), -1, 3)
-    return tiled[:-gap, :-gap]
+        scaled = shown.astype(np.uint16) * 255 // images.pixel_range
+        row = np.full((columns, 3, height + gap, width + gap), 255, np.uint8)
+        row[: len(shown), :, :height, :width] = scaled[:, :3] if channels >= 3 else scaled[:, :1]
+        rows.append(np.concatenate([*row], axis=2))
+    return np.concatenate(rows, axis=1).transpose(1, 2, 0)[:-gap, :-gap]
 
 
 def draw(data: LongTailedData) -> Any:
@@ -188,11 +182,9 @@ def draw(data: LongTailedData) -> Any:
         for name, members in ClassPrior.from_counts(counts).groups().items():
             if len(members):
                 size = plural(len(members), "class", "classes")
-                look = {
-                    "color": GROUP_COLORS[name],
-                    "label": f"{name} ({GROUP_BOUNDS[name]}): {size}",
-                }
-                profile.bar(members, counts[members], width=1.0, **look)
+                label = f"{name} ({GROUP_BOUNDS[name]}): {size}"
+                color = GROUP_COLORS[name]
+                profile.bar(members, counts[members], width=1.0, color=color, label=label)
         if counts.max() >= 10 * counts.min():
             profile.set(yscale="log", ylim=(max(0.5, counts.min() / 2), None))
             profile.yaxis.set_major_formatter("{x:,.0f}")

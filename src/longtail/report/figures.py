@@ -1,15 +1,12 @@
 """Style of every matplotlib figure: colours, type sizes, and saving as SVG and PNG.
 
-Colours are constants, so that a method has the same one in every figure and page; they are
-importable without matplotlib, which only the functions below need. What a figure shows is in
-the module that draws it, in three steps:
-
     with figures.style():
         figure, axes = figures.panels(columns=2)
         ...
     figures.save(figure, folder / "name")
 
-Figures have no pyplot state; saved bytes depend on the figure and matplotlib's version alone.
+A method has the same colour in every figure and page. Figures have no pyplot state; saved bytes
+depend on the figure and matplotlib's version alone.
 """
 
 from __future__ import annotations
@@ -161,23 +158,14 @@ def style() -> Iterator[None]:
 def panels(
     *, rows: int = 1, columns: int = 1, width: float = PAGE_WIDTH, height: float = 2.6, **grid: Any
 ) -> tuple[Any, NDArray[Any]]:
-    """Return an empty figure and its axes, without pyplot.
+    """Return an empty figure and its axes of shape (rows, columns).
 
     Args:
         rows: of panels.
         columns: of panels.
         width: in inches.
         height: in inches.
-        **grid: what `Figure.subplots` takes besides, such as width_ratios or sharey.
-
-    Returns:
-        The figure, and its axes as an array of shape (rows, columns).
-
-    Examples:
-        >>> with style():
-        ...     figure, axes = panels(columns=3)
-        >>> axes.shape
-        (1, 3)
+        **grid: other arguments of `Figure.subplots`, such as width_ratios or sharey.
     """
     _checks.require("matplotlib", extra="report")
     from matplotlib.figure import Figure
@@ -200,17 +188,15 @@ def save(figure: Any, stem: str | Path, *, title: str | None = None) -> tuple[Pa
     """
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
+    svg, png = (stem.with_name(f"{stem.name}.{ending}") for ending in ("svg", "png"))
     named = {"Title": title} if title else {}
-    metadata: dict[str, dict[str, str | None]] = {
-        "svg": {"Date": None, "Creator": "longtail", **named},
-        "png": {"Software": None, **named},
+    metadata: dict[Path, dict[str, Any]] = {
+        svg: {"Date": None, "Creator": "longtail"},
+        png: {"Software": None},
     }
-    paths = []
     with style():
-        for ending, notes in metadata.items():
+        for path, notes in metadata.items():
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=ending, metadata=notes)
-            path = stem.with_name(f"{stem.name}.{ending}")
+            figure.savefig(buffer, format=path.suffix[1:], metadata={**notes, **named})
             files.write_bytes(path, buffer.getvalue())
-            paths.append(path)
-    return paths[0], paths[1]
+    return svg, png
