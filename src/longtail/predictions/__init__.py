@@ -6,11 +6,9 @@
 
 Files larger than memory are read in blocks.
 
-    files      the formats, read and written
-    labels     labels, class names and numbers per class
+    files      the formats, read and written; the names of labels and numbers in `labels`
+    adjusting  the choice of tau and the honest result, with its intervals in `estimates`
     passes     single passes over the blocks
-    adjusting  the choice of tau and the honest result
-    estimates  error rates with their intervals
 """
 
 from __future__ import annotations

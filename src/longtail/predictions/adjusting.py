@@ -515,9 +515,7 @@ def _judgeable(predictions: Predictions, target: IntArray, needed: int, missing:
             f"label more, or leave these classes out with `missing='skip'`."
         )
     if len(kept) < 2:
-        raise InputError(
-            f"{predictions.name}: fewer than two classes have enough labelled examples."
-        )
+        raise InputError(f"{predictions.name}: fewer than two classes have enough labels.")
     return kept
 
 

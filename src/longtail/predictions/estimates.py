@@ -23,12 +23,8 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
-        interval = [self.low, self.high]
-        return {
-            "value": self.value,
-            "standard_error": self.standard_error,
-            "interval": interval,
-        }
+        ends = [self.low, self.high]
+        return {"value": self.value, "standard_error": self.standard_error, "interval": ends}
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,13 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
-        estimates = {"before": self.before, "after": self.after, "difference": self.difference}
-        numbers = {"num_classes": self.num_classes, "num_examples": self.num_examples}
-        return {name: estimate.to_dict() for name, estimate in estimates.items()} | numbers
+        return {
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "difference": self.difference.to_dict(),
+            "num_classes": self.num_classes,
+            "num_examples": self.num_examples,
+        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -60,8 +60,7 @@ class Block(NamedTuple):
 
     Attributes:
         first_row: index of the first one.
-        scores: logits or probabilities, shape (rows, num_classes); a view of a memory map, or
-            an array of this block's own.
+        scores: logits or probabilities, shape (rows, num_classes).
         target: class indices, shape (rows,), or None without labels.
         rest: the whole rows of a table, to save them again.
     """
@@ -116,12 +115,7 @@ class Predictions:
     left_out: tuple[str, ...] = ()
 
     def blocks(self, elements: int, *, rest: bool = False) -> Iterator[Block]:
-        """Yield the rows in order, about `elements` scores at a time.
-
-        Args:
-            elements: scores per block, at least one row.
-            rest: whether to keep the whole rows.
-        """
+        """Yield the rows in order, about `elements` scores at a time; `rest` keeps whole rows."""
         encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
         row, rows = 0, max(1, elements // self.num_classes)
         if self.mapped is None:
@@ -212,6 +206,7 @@ def from_arrays(
     kind: Kind,
     class_names: Any = None,
     name: str = "predictions",
+    others: Mapping[str, NDArray[Any]] | None = None,
     **known: Any,
 ) -> Predictions:
     """Return predictions that are arrays already: NumPy (memory maps too), torch or JAX.
@@ -223,6 +218,7 @@ def from_arrays(
         kind: "logits" or "probs".
         class_names: one per column, or None.
         name: for messages.
+        others: arrays to be written with adjusted scores; the target if None.
         **known: further attributes of `Predictions`: prior, counts, norms, bias.
 
     Examples:
@@ -233,9 +229,10 @@ def from_arrays(
     """
     _checks.choice(kind, KINDS, name="kind")
     array = _checks.matrix(scores, name=kind, finite=False)
-    others = {} if target is None else {"target": _checks.as_numpy(target)}
-    source = _Arrays(array, kind, others)
-    return _predictions(name, kind, array.shape, class_names, target, source, mapped=array, **known)
+    if others is None:
+        others = {} if target is None else {"target": _checks.as_numpy(target)}
+    known |= {"mapped": array, "source": _Arrays(array, kind, others)}
+    return _predictions(name, kind, array.shape, class_names, target, **known)
 
 
 def _predictions(
@@ -244,7 +241,6 @@ def _predictions(
     shape: tuple[int | None, int],
     class_names: Any,
     target: Any,
-    source: Any,
     *,
     labelled: bool = False,
     **known: Any,
@@ -256,26 +252,22 @@ def _predictions(
             f"{name}: there must be scores of at least two classes, one column each (give both "
             f"columns of a binary score)."
         )
-    names = None
     if class_names is not None:
-        names = tuple(str(text).strip() for text in np.asarray(class_names).reshape(-1))
-        if len(names) != num_classes:
+        class_names = tuple(str(text).strip() for text in np.asarray(class_names).reshape(-1))
+        if len(class_names) != num_classes or len(set(class_names)) < num_classes:
             raise InputError(
-                f"{name}: there are {len(names)} class names but {num_classes} columns of scores; "
-                f"give one name per column, in order."
+                f"{name}: there are {len(set(class_names))} class names but {num_classes} columns "
+                f"of scores; give one name per column, in order."
             )
-        if len(set(names)) < len(names):
-            raise InputError(f"{name}: class names must be distinct.")
     if target is not None:
-        target = LabelEncoder(num_classes, names, name=name)(target)
+        target = LabelEncoder(num_classes, class_names, name=name)(target)
         if num_rows not in (None, len(target)):
             raise InputError(f"{name}: there are {num_rows} rows but {len(target)} labels.")
     return Predictions(
         name=name,
         kind=kind,
         num_classes=num_classes,
-        source=source,
-        class_names=names,
+        class_names=class_names,
         labelled=labelled or target is not None,
         num_rows=num_rows,
         target=target,
@@ -356,17 +348,12 @@ def _score_source(
                 f"{path} has no array or column {pattern!r}; it has {_checks.listing(names)}."
             )
         chosen |= dict.fromkeys(found)
-    said = [key for key in KINDS if chosen.keys() <= set(by_name[key])]
-    return _said(kind or next(iter(said), None), path), list(chosen)
-
-
-def _said(kind: Kind | None, name: str | Path) -> Kind:
-    """Return the kind, which nothing but an argument can say here."""
+    kind = kind or next((key for key in KINDS if chosen.keys() <= set(by_name[key])), None)
     if kind is None:
         raise InputError(
-            f"{name}: say what the scores are, with `kind='logits'` or `kind='probs'`."
+            f"{path}: say what the scores are, with `kind='logits'` or `kind='probs'`."
         )
-    return kind
+    return kind, list(chosen)
 
 
 def _adjusted_already(name: str | Path, how: str) -> InputError:
@@ -385,7 +372,7 @@ class _Arrays:
 
     scores: NDArray[Any]
     kind: Kind
-    others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    others: Mapping[str, NDArray[Any]]
 
     def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
         dtype = self.scores.dtype if self.scores.dtype.kind == "f" else np.dtype(np.float64)
@@ -425,10 +412,11 @@ def answers_path(path: Path) -> Path:
 def _from_npy(path: Path, kind: Kind | None, labels: Any, classes: Any) -> Predictions:
     if answers_path(path).exists():
         raise _adjusted_already(path, f", as {answers_path(path).name} beside it says")
-    kind, target = _said(kind, path), _label_source(labels, (), path, classes)[1]
-    array = _checks.matrix(load_npy(path), name=kind, finite=False)
-    source = _Arrays(array, kind)
-    return _predictions(str(path), kind, array.shape, classes, target, source, mapped=array)
+    kind, _ = _score_source(["scores"], "scores", kind, path)
+    _, target = _label_source(labels, (), path, classes)
+    return from_arrays(
+        load_npy(path), target, kind=kind, class_names=classes, name=str(path), others={}
+    )
 
 
 def _from_npz(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: Any) -> Predictions:
@@ -443,18 +431,17 @@ def _from_npz(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: 
         inside, target = _label_source(labels, [n for n in names if n != chosen], path, classes)
         left_out = tuple(name for name in names if name in KINDS and name != chosen)
         arrays = {n: mapped_member(path, archive, n) for n in names if n not in left_out}
-        array = _checks.matrix(arrays.pop(chosen), name=chosen, finite=False)
-    known: dict[str, Any] = {
-        key: np.squeeze(arrays[key]) for key in ("counts", "norms", "bias") if key in arrays
+    scores = arrays.pop(chosen)
+    known = {
+        name: np.squeeze(arrays[name]) for name in ("counts", "norms", "bias") if name in arrays
     }
-    return _predictions(
-        str(path),
-        kind,
-        array.shape,
-        arrays.get("classes") if classes is None else classes,
+    return from_arrays(
+        scores,
         target if inside is None else arrays[inside],
-        _Arrays(array, kind, arrays),
-        mapped=array,
+        kind=kind,
+        class_names=arrays.get("classes") if classes is None else classes,
+        name=str(path),
+        others=arrays,
         left_out=left_out,
         **known,
     )
@@ -659,4 +646,4 @@ def _from_table(
         shape = num_rows, next((scores.shape[1] for scores, _, _ in table.read(1, False)), 0)
     known: dict[str, Any] = {"labelled": inside is not None, "left_out": left_out}
     class_names = own if classes is None else classes
-    return _predictions(str(path), kind, shape, class_names, target, table, **known)
+    return _predictions(str(path), kind, shape, class_names, target, source=table, **known)

@@ -51,13 +51,12 @@ def each_block(
     """
 
     def work(block: Block) -> _Found:
-        scores = _checks.matrix(block.scores, name=predictions.kind, finite=False)
         if predictions.kind == "probs":
-            _checks.probability_rows(scores, first_row=block.first_row)
-            return function(block, posthoc.log_probs(scores))
+            _checks.probability_rows(block.scores, first_row=block.first_row)
+            return function(block, posthoc.log_probs(block.scores))
         if block.first_row == 0:
-            _checks.not_probabilities(scores[:10_000], hint="say so with `kind='probs'`")
-        return function(block, scores)
+            _checks.not_probabilities(block.scores[:10_000], hint="say so with `kind='probs'`")
+        return function(block, block.scores)
 
     most = min(elements or _COPIED, _MOST_ROWS * predictions.num_classes)
     done = 0
