@@ -20,13 +20,12 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import chdtrc
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import row_slices, score_columns, softmax_rows
 from longtail.priors import ClassPrior
-
-METHODS = ("em", "bbse")
 
 # EM stops when the mean log-likelihood is provably this near to its maximum, or after so many
 # passes over the data.
@@ -158,9 +157,7 @@ def estimate_prior(
         >>> estimate_prior(predictions(0.1), prior).prior == prior
         True
     """
-    from scipy.stats import chi2
-
-    _checks.choice(method, METHODS, name="method")
+    _checks.choice(method, ("em", "bbse"), name="method")
     given = score_columns(probs, "probs")
     _checks.prior(prior, num_classes=given.shape[1], shape=given.shape, of="probs")
     if significance is not None:
@@ -181,7 +178,7 @@ def estimate_prior(
         if confidence is not None:
             replicates = _bbse_replicates(given, source, target, random)
 
-    found["p_value"] = float(chi2.sf(found["statistic"], found["df"])) if found["df"] else 1.0
+    found["p_value"] = float(chdtrc(found["df"], found["statistic"])) if found["df"] else 1.0
     shifted = significance is None or found["p_value"] < significance
     strength, kept = 0.0, prior
     if shifted and found["statistic"] > found["df"]:
@@ -245,64 +242,52 @@ def _mean_prediction(probs: NDArray[Any], name: str) -> FloatArray:
 # --- EM ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Point:
-    """A prior q, its log-likelihood, and the factors by which EM would multiply q."""
-
-    q: FloatArray
-    height: float
-    factors: FloatArray
-
-    @property
-    def near(self) -> bool:
-        """Whether the mean log-likelihood, which is concave, is provably near its maximum."""
-        return bool(self.factors.max() - 1.0 <= _TOLERANCE)
-
-    def step(self) -> FloatArray:
-        q = self.q * self.factors
-        return np.asarray(q / q.sum())
-
-
 def _by_em(probs: NDArray[Any], prior: ClassPrior) -> dict[str, Any]:
     """Maximum likelihood by EM, extrapolated (Varadhan and Roland 2008) but never downhill."""
-    start = here = _look(probs, prior, prior.probs)
-    passes, longest = 1, 4.0
-    while not here.near and passes < _MAX_PASSES:
-        first = _look(probs, prior, here.step())
-        second, passes = first.step(), passes + 1
-        if first.near or passes >= _MAX_PASSES:
-            here = first
+    q, longest, passes = prior.probs, 4.0, 1
+    start = height, factors = _look(probs, prior, q)
+    # The mean log-likelihood is concave, and this bounds its distance from the maximum.
+    while factors.max() - 1.0 > _TOLERANCE and passes < _MAX_PASSES:
+        first = _scaled(q * factors)
+        first_height, first_factors = _look(probs, prior, first)
+        second, passes = _scaled(first * first_factors), passes + 1
+        if first_factors.max() - 1.0 <= _TOLERANCE or passes >= _MAX_PASSES:
+            q, height, factors = first, first_height, first_factors
             break
-        change = first.q - here.q
-        bend = (second - first.q) - change
+        change = first - q
+        bend = (second - first) - change
         length = float(np.linalg.norm(change) / max(float(np.linalg.norm(bend)), 1e-300))
         length = min(max(length, 1.0), longest)
         # Inside the simplex: no class falls below a hundredth of what EM gives it.
-        leap = np.maximum(here.q + 2.0 * length * change + length**2 * bend, 0.01 * second)
-        here, passes = _look(probs, prior, leap / leap.sum()), passes + 1
-        if here.height < first.height:
-            here, longest = first, max(4.0, 0.5 * length)
+        q = _scaled(np.maximum(q + 2.0 * length * change + length**2 * bend, 0.01 * second))
+        (height, factors), passes = _look(probs, prior, q), passes + 1
+        if height < first_height:
+            q, height, factors = first, first_height, first_factors
+            longest = max(4.0, 0.5 * length)
         elif length == longest:
             longest *= 4.0
-    if not here.near:
-        _logger.warning(
-            "estimate_prior: EM stopped after %d passes, %.3g below the maximum",
-            passes,
-            here.factors.max() - 1.0,
-        )
-    statistic = max(0.0, 2.0 * (here.height - start.height))
+    above = factors.max() - 1.0
+    if above > _TOLERANCE:
+        text = "estimate_prior: EM stopped after %d passes, %.3g below the maximum"
+        _logger.warning(text, passes, above)
+    statistic = max(0.0, 2.0 * (height - start[0]))
     if prior.sample is not None:
         # The calibration was fitted on as many examples as the prior counts, whose noise moves the
         # estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
         statistic /= 1.0 + len(probs) / float(prior.sample.sum())
-    return {
-        "probs": here.q, "statistic": statistic, "df": prior.num_classes - 1,
-        "iterations": passes, "converged": here.near,
-    }  # fmt: skip
+    found = {"probs": q, "statistic": statistic, "df": prior.num_classes - 1}
+    return {**found, "iterations": passes, "converged": bool(above <= _TOLERANCE)}
 
 
-def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
-    """One pass: Σ_i log s_i and mean_i p_ik / (π_k s_i), where s_i = Σ_k (q_k / π_k) p_ik."""
+def _scaled(q: FloatArray) -> FloatArray:
+    return np.asarray(q / q.sum())
+
+
+def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> tuple[float, FloatArray]:
+    """Σ_i log s_i, and the factors by which EM multiplies q: mean_i p_ik / (π_k s_i).
+
+    Here s_i = Σ_k (q_k / π_k) p_ik.
+    """
     ratio = q / prior.probs
     height, pull = 0.0, np.zeros(len(q))
     for rows in row_slices(probs):
@@ -310,7 +295,7 @@ def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
         mixed = chunk @ ratio
         height += float(np.log(mixed).sum())
         pull += (1.0 / mixed) @ chunk
-    return _Point(q, height, pull / prior.probs / len(probs))
+    return height, pull / prior.probs / len(probs)
 
 
 def _em_replicates(
@@ -382,13 +367,9 @@ def _by_bbse(
             f"{condition:.1e}): some classes are predicted alike, so BBSE can't tell them apart; "
             f"use method='em'."
         )
-    statistic, df = _no_shift(
-        matrix, mean, source=source, source_target=target, given=probs, prior=prior
-    )
-    return {
-        "probs": _simplex_solve(matrix, mean), "statistic": statistic, "df": df,
-        "iterations": 0, "converged": True, "condition": condition,
-    }  # fmt: skip
+    statistic, df = _no_shift(matrix, mean, source, target, probs, prior)
+    found = {"probs": _simplex_solve(matrix, mean), "statistic": statistic, "df": df}
+    return {**found, "iterations": 0, "converged": True, "condition": condition}
 
 
 def _bbse_replicates(
@@ -446,7 +427,6 @@ _STAND_INS = 4.0
 def _no_shift(
     matrix: FloatArray,
     mean: FloatArray,
-    *,
     source: NDArray[Any],
     source_target: IntArray,
     given: NDArray[Any],
@@ -667,14 +647,9 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
         return loss / len(target), gradient / len(target)
 
     start = np.append(units[0], np.zeros(width))
-    result = minimize(
-        log_loss,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(1e-6, None)] + [(None, None)] * width,
-        options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-15, "gtol": 1e-8, "maxcor": 20},
-    )
+    bounds = [(1e-6, None)] + [(None, None)] * width
+    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-15, "gtol": 1e-8, "maxcor": 20}
+    result = minimize(log_loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     if result.fun < 1e-5:  # every example is right and none is in doubt
         raise InputError(
             "the logits separate the classes of `target` perfectly, so no temperature is the "
