@@ -149,7 +149,7 @@ def test_parquet_columns_are_checked(tmp_path):
     for columns, message in (
         ({"features": [[1.0], [2.0]], "y": [0, 1]}, "columns features and label; it has"),
         ({"features": [1.0, 2.0], "label": [0, 1]}, "lists of numbers, not double"),
-        ({"features": [[1.0], [2.0, 3.0]], "label": [0, 1]}, "row 1 of features has not the 1"),
+        ({"features": [[1.0], [2.0, 3.0]], "label": [0, 1]}, "must have the same number"),
         ({"features": [[1.0]], "label": [0], "split": ["dev"]}, "it is also 'dev'"),
     ):
         parquet.write_table(pa.table(columns), path)

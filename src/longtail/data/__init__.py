@@ -1,25 +1,9 @@
-"""Images and labels for training: class profiles, data sets, subsets and splits.
+"""Images and labels for training: class profiles, data sets, subsets, splits and samplers.
 
-registry     `load`: long-tailed data by name
-profiles     how many examples each class gets (exponential, step, natural)
-images       ImageSet and LongTailedData: arrays with their fingerprint
-subsets      which examples: the long-tailed subset, the development set, the held-out split
-samplers     which examples an epoch sees: balanced by class and the like
-torch_samplers  the same for torch's DataLoader, also in several processes
-decoding     many encoded images into one array
-cifar        CIFAR-10 and CIFAR-100 from the official archives, and their fingerprints
-hub_parquet  parquet files as the Hugging Face hub has them; frozen data sets
-embeddings   features of any model with their labels, from npz, npy and parquet files
-digits       scikit-learn's handwritten digits
-
-Data sets too large for memory, as lists of files:
-
-lists        ListedImages: paths, labels and their fingerprint; lists, competition files, folders
-             with one sub-folder per class
-large        ImageNet-LT, Places-LT and iNaturalist 2018 by name
-photos       crops of single photographs
-streaming    batches decoded in worker processes
-check        every file of a data set tried before training
+`load` (registry) reads long-tailed data by name into memory: an ImageSet each (images) from the
+CIFARs (cifar, hub_parquet), folders of images, embeddings or scikit-learn's digits, cut to a
+profile (profiles, subsets). `large.load_listed` reads data sets that stay on disk, as lists of
+files (lists), which `streaming` decodes and crops in worker processes and `check` tries beforehand.
 """
 
 from longtail.data.hub_parquet import freeze, read_frozen

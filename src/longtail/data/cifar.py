@@ -25,31 +25,18 @@ from longtail.data.images import ImageSet, LongTailedData
 
 @dataclass(frozen=True)
 class Archive:
-    """Names and layout of an official archive.
-
-    Attributes:
-        title: for people.
-        file: the archive's name.
-        md5: of the archive.
-        folder: inside it.
-        train: files of the training set, in the official order.
-        test: file of the test set.
-        meta: file of the class names.
-        prefix: of the keys of labels and names.
-        num_classes: how many classes there are.
-        hub: the data set's name on the Hugging Face hub.
-    """
+    """Names and layout of an official archive."""
 
     title: str
     file: str
     md5: str
     folder: str
-    train: tuple[str, ...]
+    train: tuple[str, ...]  # in the official order
     test: str
-    meta: str
-    prefix: bytes
+    meta: str  # of the class names
+    prefix: bytes  # of the keys of labels and names
     num_classes: int
-    hub: str
+    hub: str  # its name on the Hugging Face hub
 
     @property
     def url(self) -> str:
@@ -156,12 +143,11 @@ def _unpickled(content: bytes) -> Any:
 
 @cache
 def official_fingerprints() -> dict[str, Any]:
-    """Return SHA-256 of the official CIFARs and of the subsets that the literature draws from them.
+    """Return fingerprints of the official CIFARs and of the literature's subsets of them.
 
     Returns:
-        By data set: `train` and `test`, over images and labels; and `subsets`, by
-        ``<profile>-<ratio>``, each with its number of `examples` and the fingerprints of its
-        `indices` and of itself (`train`).
+        By data set: `train` and `test`; and `subsets`, by ``<profile>-<ratio>``, each with its
+        number of `examples` and the fingerprints of its `indices` and of itself (`train`).
 
     Examples:
         >>> official_fingerprints()["cifar10"]["subsets"]["exp-100"]["examples"]

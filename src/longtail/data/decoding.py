@@ -51,10 +51,12 @@ def opened(file: str | Path | io.BytesIO) -> Iterator[Image.Image]:
     """Open an image and read its header; every error until it is closed becomes a PhotoError."""
     from PIL import Image, UnidentifiedImageError
 
+    size = -1  # unknown
     try:
         if not isinstance(file, io.BytesIO):
-            mode = os.stat(file).st_mode
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for
+            found = os.stat(file)
+            size = found.st_size
+            if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
                 raise PhotoError("unreadable", "is not a regular file")
         with Image.open(file, formats=FORMATS) as image:
             if image.mode not in _BYTES:
@@ -67,7 +69,7 @@ def opened(file: str | Path | io.BytesIO) -> Iterator[Image.Image]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise PhotoError("missing", "is not there") from error
     except UnidentifiedImageError as error:
-        if not isinstance(file, io.BytesIO) and os.stat(file).st_size == 0:
+        if size == 0:
             raise PhotoError("truncated", "is empty") from error
         raise PhotoError("format", f"is no image ({', '.join(FORMATS)})") from error
     except Exception as error:  # a decoder meets damage with whatever its code happens to raise
@@ -145,9 +147,8 @@ def in_threads(
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return count or 1
 
 
 def _decode(source: bytes | Path, name: str) -> Pixels:

@@ -13,17 +13,10 @@ TEST_PER_CLASS = 60
 
 
 def load_digits_lt(*, profile: str = "exp", imbalance_ratio: float = 50.0) -> LongTailedData:
-    """Return the 1,797 digits of scikit-learn: a balanced test set, and a long-tailed training set.
+    """Return scikit-learn's 1,797 digits, made long-tailed; images are 1 x 8 x 8, values 0 to 16.
 
-    The test set is 60 images of each class, the training set a subset of the rest; both are
-    fixed by the literature's rule with seed 0, so only training seeds vary.
-
-    Args:
-        profile: `exp` or `step`.
-        imbalance_ratio: largest class over smallest.
-
-    Returns:
-        The data; images are 1 x 8 x 8 with values 0 to 16.
+    The test set is 60 images of each class, the training set a subset of the rest with the
+    profile `exp` or `step`; both are fixed by the literature's rule with seed 0.
 
     Examples:
         >>> data = load_digits_lt()

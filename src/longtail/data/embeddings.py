@@ -30,13 +30,12 @@ from longtail.predictions.files import mapped_member
 TEST_FRACTION = 0.2  # of each class, where the file has no test part
 _COPIED = 2**31  # bytes of mapped features that may be copied into memory
 _BLOCK = 2**26  # bytes of features that are looked at at once
-_ROWS = 2**14  # of parquet
 
 _logger = logging.getLogger("longtail")
 
 
 def is_embeddings(path: Path | str) -> bool:
-    """Whether a file's name, or the columns of a parquet file, say that it holds embeddings."""
+    """Return whether a file holds embeddings, by its name or the columns of a parquet file."""
     path = Path(path)
     if path.suffix != ".parquet":
         return path.is_file() and path.suffix in (".npz", ".npy")
@@ -181,46 +180,31 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the parts as slices of one array, the rows of the test part last."""
     from pyarrow import compute, parquet
 
-    file = parquet.ParquetFile(path)
-    names = file.schema_arrow.names
+    names = parquet.read_schema(path).names
     if "label" not in names:
         raise InputError(
             f"{path} must have the columns features and label; it has {_checks.listing(names)}."
         )
-    kind = file.schema_arrow.field("features").type
-    if not hasattr(kind, "value_type"):
-        raise InputError(f"{path}: the column features must hold lists of numbers, not {kind}.")
-    small = file.read(["label", *(["split"] if "split" in names else [])])
-    labels = small["label"].to_numpy()
+    columns = ["features", "label", *(["split"] if "split" in names else [])]
+    table = parquet.read_table(path, columns=columns)
+    rows, labels = table["features"], table["label"].to_numpy()
+    if not hasattr(rows.type, "value_type"):
+        raise InputError(f"{path}: features must hold lists of numbers, not {rows.type}.")
+    lengths = compute.unique(compute.list_value_length(rows)).to_pylist()
+    if len(lengths) != 1 or lengths[0] is None:
+        raise InputError(f"{path}: all rows of features must have the same number of numbers.")
+    pieces = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in rows.chunks]
+    features = np.concatenate([piece.astype(np.float32, copy=False) for piece in pieces])
+    features = features.reshape(-1, lengths[0])
     labels = labels.astype(str) if labels.dtype == object else labels
-    test = np.zeros(len(labels), bool)
+    found = {"features": features, "labels": labels}
     if "split" in names:
-        split = small["split"].to_numpy().astype(str)
+        split = table["split"].to_numpy().astype(str)
         if odd := sorted({*split.tolist()} - {"train", "test"}):
             raise InputError(f"{path}: split must be train or test; it is also {odd[0]!r}.")
-        test = split == "test"
-    order, kept = np.argsort(test, kind="stable"), int((~test).sum())
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    features, row = np.empty((0, 0), np.float32), 0
-    for batch in file.iter_batches(_ROWS, columns=["features"]):
-        column = batch.column(0)
-        lengths = compute.fill_null(compute.list_value_length(column), -1).to_numpy()
-        if row == 0:
-            features = np.empty((len(test), int(lengths[0])), np.float32)
-        if (bad := lengths != features.shape[1]).any():
-            raise InputError(
-                f"{path}: row {row + int(bad.argmax())} of features has not the "
-                f"{features.shape[1]} numbers of the first."
-            )
-        numbers = column.flatten().to_numpy(zero_copy_only=False)
-        features[place[row : row + len(column)]] = numbers.reshape(len(column), -1)
-        row += len(column)
-    labels = labels[order]
-    found = {"features": features[:kept], "labels": labels[:kept]}
-    if test.any():
-        found |= {"test_features": features[kept:], "test_labels": labels[kept:]}
+        if (test := split == "test").any():
+            found = {"features": features[~test], "labels": labels[~test]}
+            found |= {"test_features": features[test], "test_labels": labels[test]}
     return found

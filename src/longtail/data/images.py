@@ -80,7 +80,7 @@ class ImageSet(Labeled):
 
     @property
     def is_embeddings(self) -> bool:
-        """Whether they are embeddings, which come as they are: nothing crops or normalises them."""
+        """True for embeddings, which are neither cropped nor normalised."""
         one_pixel = self.images.ndim == 4 and self.images.shape[2:] == (1, 1)
         return one_pixel and self.images.dtype == np.float32 and self.pixel_range == 1
 

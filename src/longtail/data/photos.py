@@ -1,8 +1,4 @@
-"""Crops of single photographs, and readable errors for files that can't be decoded.
-
-The sampling rules of the crops are those that torchvision documents, written anew. Batches and
-worker processes are in `streaming`; this file needs no torch.
-"""
+"""Crops of single photographs, by the sampling rules that torchvision documents; without torch."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ def random_box(
 
     Args:
         size: (W, H).
-        random: two numbers for each attempt, and two for the place.
+        random: the generator.
         scale: the least and the largest share of the area.
         ratio: the least and the largest width over height.
 

@@ -20,40 +20,24 @@ from longtail._checks import InputError, IntArray
 def exponential_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> IntArray:
     """Return the EXP profile: n_i = int(n_max · ρ^{−i/(L−1)}), i = 0 .. L−1, truncated.
 
-    Args:
-        largest: n_max, examples of class 0.
-        num_classes: L.
-        imbalance_ratio: ρ ≥ 1.
-
-    Returns:
-        Shape (num_classes,), from the most frequent class to the rarest.
-
     Examples:
         >>> exponential_counts(5000, num_classes=10, imbalance_ratio=100)
         array([5000, 2997, 1796, 1077,  645,  387,  232,  139,   83,   50])
     """
-    _check(largest, num_classes, imbalance_ratio)
+    check_ratio(imbalance_ratio)
     # Python's float power, not NumPy's: truncation turns a last-digit difference into a count.
     steps = max(num_classes - 1, 1)
     return _truncated([largest * imbalance_ratio ** (-i / steps) for i in range(num_classes)])
 
 
 def step_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> IntArray:
-    """Return the STEP profile: the first half of the classes whole, the others int(n_max / ρ).
-
-    Args:
-        largest: n_max.
-        num_classes: L; the first L // 2 classes stay whole.
-        imbalance_ratio: ρ ≥ 1.
-
-    Returns:
-        Shape (num_classes,).
+    """Return the STEP profile: n_max for the first L // 2 classes, int(n_max / ρ) for the others.
 
     Examples:
         >>> step_counts(500, num_classes=4, imbalance_ratio=100)
         array([500, 500,   5,   5])
     """
-    _check(largest, num_classes, imbalance_ratio)
+    check_ratio(imbalance_ratio)
     whole = num_classes // 2
     return _truncated([largest] * whole + [largest / imbalance_ratio] * (num_classes - whole))
 
@@ -78,12 +62,6 @@ def read_counts(path: Path | str) -> IntArray:
     """Return class sizes from a text file: whole numbers in label order, one a line.
 
     Spaces and commas separate numbers as well as line ends do; what follows a # is a comment.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Shape (num_classes,).
     """
     path = Path(path)
     try:
@@ -97,10 +75,6 @@ def read_counts(path: Path | str) -> IntArray:
 
 def natural_counts(counts: Any, *, name: str = "counts") -> IntArray:
     """Return class sizes as they are given, checked: whole numbers, none of them zero.
-
-    Args:
-        counts: shape (num_classes,), in label order.
-        name: what to call them in a message.
 
     Examples:
         >>> natural_counts([12, 40, 3])
@@ -123,20 +97,11 @@ def fit_counts(counts: Any, *, num_classes: int, largest: int) -> IntArray:
     interpolated linearly and moved so that class 0 gets `largest`; sizes are rounded, to one at
     least. So the imbalance ratio stays, as far as whole numbers let it.
 
-    Args:
-        counts: class sizes of any number of classes, such as those of ImageNet-LT.
-        num_classes: L.
-        largest: n_max, examples of class 0.
-
-    Returns:
-        Shape (num_classes,), from the most frequent class to the rarest.
-
     Examples:
         >>> fit_counts([1000, 10, 100], num_classes=5, largest=500)
         array([500, 158,  50,  16,   5])
     """
     given = np.sort(natural_counts(counts))[::-1]
-    _check(largest, num_classes, 1)
     places = np.linspace(0.0, len(given) - 1.0, num_classes)
     logs = np.interp(places, np.arange(len(given)), np.log(given / given[0]))
     sizes = np.rint(largest * np.exp(logs)).astype(np.int64)
@@ -157,14 +122,6 @@ def check_ratio(value: Any) -> float:
             f"got {ratio:g}" + (f"; did you mean {1 / ratio:g}?" if ratio > 0 else ".")
         )
     return ratio
-
-
-def _check(largest: int, num_classes: int, imbalance_ratio: float) -> None:
-    check_ratio(imbalance_ratio)
-    if num_classes < 1 or largest < 1:
-        raise InputError(
-            f"`largest` and `num_classes` must be at least 1; got {largest} and {num_classes}."
-        )
 
 
 def _truncated(sizes: list[float]) -> IntArray:

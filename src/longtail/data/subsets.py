@@ -36,7 +36,7 @@ def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) ->
     Args:
         labels: of the full data set, in its official order, shape (examples,).
         counts: n_i, shape (num_classes,).
-        seed: 0 is the one subset that published results use.
+        seed: 0 for the subset that published results use.
 
     Returns:
         Positions in `labels`, grouped by class.
@@ -50,8 +50,8 @@ def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) ->
     for label, indices in enumerate(_shuffled(labels, len(counts), seed)):
         if len(indices) < counts[label]:
             raise InputError(
-                f"class {label} has {len(indices)} examples but the "
-                f"profile asks for {counts[label]}."
+                f"class {label} has {len(indices)} examples but the profile asks for "
+                f"{counts[label]}."
             )
         chosen.append(indices[: counts[label]])
     return np.concatenate(chosen)
@@ -63,8 +63,7 @@ def development_indices(
     """Return examples that the long-tailed subset leaves out, up to `each` of every class.
 
     They are the last of each class's shuffle, so that subsets of different imbalance ratios
-    have the same ones as far as they leave them out. A class of which the subset leaves out
-    fewer than `each` gives all of those; one that is in the subset as a whole gives none.
+    have the same ones as far as they leave them out.
 
     Args:
         labels: as for `long_tailed_indices`.
@@ -80,7 +79,6 @@ def development_indices(
         >>> development_indices(labels, np.array([3, 1]), each=1).tolist()
         [3]
     """
-    each = _checks.whole(each, name="each")
     shuffled = _shuffled(labels, len(counts), seed)
     left_out = [indices[count:] for indices, count in zip(shuffled, counts, strict=True)]
     return np.concatenate([indices[-each:] for indices in left_out])
