@@ -84,33 +84,19 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs that differ in nothing but the seed: one row of a study's definition.
+    """Runs that differ in nothing but the seed: one row of a study's definition."""
 
-    Attributes:
-        name: short, unique in the study, for people.
-        data: which examples, see `cifar`.
-        method: as on the command line.
-        recipe: a named recipe.
-        overrides: recipe values that differ from it.
-        seeds: one run for each.
-        held_out: fraction of each class kept out of training.
-        tau_from: the runs whose held-out part chooses τ for these, seed by seed.
-        teachers: the runs that these learn from, all their seeds.
-        mean: not trained at all: the mean logits of the teachers.
-        dev: judged on the development set as well as on the test set.
-    """
-
-    name: str
-    data: DataSpec
-    method: str = "softmax"
+    name: str  # short, unique in the study, for people
+    data: DataSpec  # which examples, see `cifar`
+    method: str = "softmax"  # as on the command line
     recipe: str = "tuned"
-    overrides: Mapping[str, Any] = field(default_factory=Settings)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    held_out: float = 0.0
-    tau_from: Runs | None = None
-    teachers: tuple[Runs, ...] = ()
-    mean: bool = False
-    dev: bool = False
+    overrides: Mapping[str, Any] = field(default_factory=Settings)  # of recipe values
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # one run for each
+    held_out: float = 0.0  # fraction of each class kept out of training
+    tau_from: Runs | None = None  # whose held-out part chooses τ for these, seed by seed
+    teachers: tuple[Runs, ...] = ()  # that these learn from, all their seeds
+    mean: bool = False  # not trained at all: the mean logits of the teachers
+    dev: bool = False  # judged on the development set as well as on the test set
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", Settings(self.overrides))
@@ -172,12 +158,7 @@ Source = Literal["fixed", "held-out", "oracle", "log_loss", "squared_error", "ec
 
 
 class Point(NamedTuple):
-    """A run's test errors at one τ.
-
-    Attributes:
-        tau: which.
-        per_class: error of each class, shape (num_classes,).
-    """
+    """A run's test error of each class at one τ."""
 
     tau: float
     per_class: np.ndarray
@@ -800,21 +781,13 @@ def _load(spec: DataSpec, data_dir: Path | None) -> Any:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: runs of one name, perhaps adjusted after training.
+    """A row of a table: runs of one name, perhaps adjusted after training."""
 
-    Attributes:
-        name: as people read it.
-        runs: name of the runs.
-        variant: a key of `VARIANTS`, or None for the runs as they are.
-        source: where τ comes from.
-        paper: the published error in percent, by `Column.key`.
-    """
-
-    name: str
-    runs: str
-    variant: str | None = None
-    source: Source = "fixed"
-    paper: Mapping[str, float] = field(default_factory=Settings)
+    name: str  # as people read it
+    runs: str  # name of the runs
+    variant: str | None = None  # a key of `VARIANTS`, or None for the runs as they are
+    source: Source = "fixed"  # where τ comes from
+    paper: Mapping[str, float] = field(default_factory=Settings)  # percent, by `Column.key`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paper", Settings(self.paper))
@@ -822,17 +795,11 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A row in a column.
+    """A row in a column, by seed."""
 
-    Attributes:
-        seeds: ascending.
-        per_class: error of each class, shape (seeds, num_classes).
-        taus: of each seed, for a post-hoc row.
-    """
-
-    seeds: tuple[int, ...]
-    per_class: np.ndarray
-    taus: np.ndarray | None = None
+    seeds: tuple[int, ...]  # ascending
+    per_class: np.ndarray  # error of each class, shape (seeds, num_classes)
+    taus: np.ndarray | None = None  # of each seed, for a post-hoc row
 
     @property
     def errors(self) -> np.ndarray:
@@ -869,20 +836,12 @@ def paired(
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A column of a table: a data set trained in one way.
+    """A column of a table: a data set trained in one way."""
 
-    Attributes:
-        key: by which rows know their published value.
-        title: as people read it.
-        recipe: name of the recipe.
-        runs: by name, those that the column should have.
-        shelf: the records.
-    """
-
-    key: str
-    title: str
+    key: str  # by which rows know their published value
+    title: str  # as people read it
     recipe: str
-    runs: Mapping[str, Runs]
+    runs: Mapping[str, Runs]  # by name, those that the column should have
     shelf: Shelf
 
     @classmethod

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -449,7 +450,7 @@ def norm_correlation(column: Column, name: str) -> Interval | None:
 
 # ---------------------------------------------------------------------------- figures
 
-_MARKERS = ("o", "s", "^", "v", "D", "P")
+_MARKERS = ("o", "s", "^", "v", "D")
 _CURVES: dict[str, tuple[str, Any]] = {
     ADJUSTED: (figures.SKY, "-"),
     SCALED: (figures.VERMILION, "-"),
@@ -467,52 +468,57 @@ _NORMS = {
 }
 
 
+def _band(axes: Any, x: Any, values: np.ndarray, alpha: float, **look: Any) -> np.ndarray:
+    """Draw the mean over the seeds within a standard deviation; return the mean."""
+    mean, spread = _moments(values)
+    axes.plot(x, mean, **look)
+    axes.fill_between(x, mean - spread, mean + spread, color=look["color"], alpha=alpha, lw=0)
+    return mean
+
+
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
     return values.mean(axis=0), spread
 
 
 def _panels(columns: Sequence[Column], height: float) -> tuple[Any, Any]:
-    return figures.panels(columns=len(columns), width=1.0 + 3.2 * len(columns), height=height)
+    width = 1.0 + 3.2 * len(columns)
+    figure, grid = figures.panels(columns=len(columns), width=width, height=height)
+    for axes, column in zip(grid[0], columns, strict=True):
+        axes.set_title(column.title)
+    return figure, grid[0]
 
 
 def draw_norms(columns: Sequence[Column]) -> Any:
     """Draw each class's weight norm, relative to the mean over the classes."""
     with figures.style():
-        figure, grid = _panels(columns, 2.8)
-        for axes, column in zip(grid[0], columns, strict=True):
+        figure, panels = _panels(columns, 2.8)
+        for axes, column in zip(panels, columns, strict=True):
             order = by_frequency(frequencies(column))
             for name, (text, color, marker) in _NORMS.items():
                 runs = column.records_of(name)
                 if not runs:
                     continue
                 norms = np.array([one.norms[order] / one.norms.mean() for one in runs])
-                mean, spread = _moments(norms)
                 error = 100 * np.mean([one.per_class().mean() for one in runs])
                 r = norm_correlation(column, name)
                 label = f"{text}: r = {r.mean:+.2f}, error {error:.1f}%".replace("-0", "−0")
                 look = {"marker": marker, "ms": 4} if len(order) <= 20 else {"lw": 1.2}
-                axes.plot(mean, color=color, label=label, **look)
-                places = np.arange(len(order))
-                axes.fill_between(
-                    places, mean - spread, mean + spread, color=color, alpha=0.2, lw=0
-                )
-            axes.set_title(column.title)
+                _band(axes, np.arange(len(order)), norms, 0.2, color=color, label=label, **look)
             axes.set_xlabel("class, most frequent first")
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=1)
-        grid[0, 0].set_ylabel("weight norm / mean norm")
+        panels[0].set_ylabel("weight norm / mean norm")
     return figure
 
 
 def draw_taus(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
     """Draw the balanced error of the post-hoc methods against τ, exact at every point."""
     with figures.style():
-        figure, grid = _panels(columns, 3.6)
-        for axes, column in zip(grid[0], columns, strict=True):
+        figure, panels = _panels(columns, 3.6)
+        for axes, column in zip(panels, columns, strict=True):
             _draw_curves(axes, column, rows)
-            axes.set_title(column.title)
             axes.set_xlabel("τ")
-        grid[0, 0].set_ylabel("balanced error (%)")
+        panels[0].set_ylabel("balanced error (%)")
         black = {"color": figures.BLACK, "mfc": "white", "mew": 0.8, "ls": ""}
         for marker, size, text in (
             ("o", 4.5, "τ = 1"),
@@ -521,8 +527,8 @@ def draw_taus(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
             ("x", 5, "published, τ = 1"),
             ("<", 5, "published, τ* (not given)"),
         ):
-            grid[0, 0].plot([], [], marker, ms=size, label=text, **black)
-        handles, labels = grid[0, 0].get_legend_handles_labels()
+            panels[0].plot([], [], marker, ms=size, label=text, **black)
+        handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
@@ -534,21 +540,18 @@ def _draw_curves(axes: Any, column: Column, rows: Sequence[Row]) -> None:
         found = [curve for one in runs if (curve := one.curve(variant)) is not None]
         if not found:
             continue
-        mean, spread = _moments(100 * np.array(found))
-        means.append(mean)
-        axes.plot(TAUS, mean, color=color, ls=dashes, label=VARIANTS[variant])
-        axes.fill_between(TAUS, mean - spread, mean + spread, color=color, alpha=0.18, lw=0)
-        look = {"mfc": color, "mec": figures.BLACK, "mew": 0.8, "ls": "", "zorder": 3}
+        look = {"color": color, "ls": dashes, "label": VARIANTS[variant]}
+        means.append(_band(axes, TAUS, 100 * np.array(found), 0.18, **look))
+        marks = {"mfc": color, "mec": figures.BLACK, "mew": 0.8, "ls": "", "zorder": 3}
         for source, (marker, size) in _TAU_MARKS.items():
             cell = column.cell(row_of(variant, source))
             if cell is not None:
-                axes.plot([cell.taus.mean()], [100 * cell.mean], marker, ms=size, **look)
+                axes.plot([cell.taus.mean()], [100 * cell.mean], marker, ms=size, **marks)
     for row, text in ((ERM, "softmax (ERM)"), (LOSS, "logit-adjusted loss")):
         cell = column.cell(row)
         if cell is not None:
             levels.append(100 * cell.mean)
-            look = {"color": figures.color(row.runs), "lw": 1, "ls": ":"}
-            axes.axhline(levels[-1], label=text, **look)
+            axes.axhline(levels[-1], label=text, color=figures.color(row.runs), lw=1, ls=":")
     published = [
         row for row in rows if row.variant in (ADJUSTED, SCALED) and column.key in row.paper
     ]
@@ -563,57 +566,50 @@ def _draw_curves(axes: Any, column: Column, rows: Sequence[Row]) -> None:
     axes.set_xlim(0.0, right)
     for row in published:
         place, marker = (1.0, "x") if row.source == "fixed" else (right, "<")
-        color = _CURVES[row.variant][0]
-        axes.plot(
-            [place], [row.paper[column.key]], marker, color=color, ms=5, mew=1.5, clip_on=False
-        )
+        look = {"color": _CURVES[row.variant][0], "ms": 5, "mew": 1.5, "clip_on": False}
+        axes.plot([place], [row.paper[column.key]], marker, **look)
 
 
 SHOWN = (ERM, ADAPTIVE, EQUALIZED, TAU_ONE, LOSS)
 
 
 def _shown(column: Column) -> Iterable[tuple[Row, Cell, str, str]]:
-    for i, row in enumerate(SHOWN):
+    for row, marker in zip(SHOWN, _MARKERS, strict=True):
         cell = column.cell(row)
         if cell is not None:
-            yield row, cell, figures.color(row.variant or row.runs), _MARKERS[i]
+            yield row, cell, figures.color(row.variant or row.runs), marker
 
 
 def draw_classes(columns: Sequence[Column]) -> Any:
     """Draw errors by class from the most to the least frequent; many classes in ten groups."""
     with figures.style():
-        figure, grid = _panels(columns, 3.3)
-        for axes, column in zip(grid[0], columns, strict=True):
+        figure, panels = _panels(columns, 3.3)
+        for axes, column in zip(panels, columns, strict=True):
             order = by_frequency(frequencies(column))
             many = len(order) > 20
             groups = np.array_split(order, 10 if many else len(order))
+            places = np.arange(len(groups))
             names = column.records_of("softmax")[0].document.get("class_names")
-            ticks = [str(i) for i in range(len(groups))]
+            ticks = [str(i) for i in places]
             if names is not None and not many:
                 ticks = [names[label] for label in order]
             for row, cell, color, marker in _shown(column):
                 errors = np.stack([cell.per_class[:, some].mean(axis=1) for some in groups], axis=1)
-                mean, spread = _moments(100 * errors)
-                places = np.arange(len(groups))
-                axes.plot(places, mean, color=color, marker=marker, ms=4, mew=0, label=row.name)
-                axes.fill_between(
-                    places, mean - spread, mean + spread, color=color, alpha=0.12, lw=0
-                )
+                look = {"color": color, "marker": marker, "ms": 4, "mew": 0, "label": row.name}
+                _band(axes, places, 100 * errors, 0.12, **look)
             slant = 0 if max(map(len, ticks)) < 3 else 45
-            axes.set_xticks(
-                range(len(groups)), ticks, rotation=slant, ha="right" if slant else "center"
-            )
+            axes.set_xticks(places, ticks, rotation=slant, ha="right" if slant else "center")
             what = f"group of {len(groups[0])} classes" if many else "class"
             axes.set_xlabel(f"{what}, most frequent first")
-        _finish_panels(figure, grid, columns)
+        _finish_panels(figure, panels)
     return figure
 
 
 def draw_groups(columns: Sequence[Column]) -> Any:
     """Draw errors of the classes with many, medium and few training examples."""
     with figures.style():
-        figure, grid = _panels(columns, 3.0)
-        for axes, column in zip(grid[0], columns, strict=True):
+        figure, panels = _panels(columns, 3.0)
+        for axes, column in zip(panels, columns, strict=True):
             groups, shown = group_members(column), list(_shown(column))
             width = 0.8 / len(shown)
             for i, (row, cell, color, _) in enumerate(shown):
@@ -628,56 +624,45 @@ def draw_groups(columns: Sequence[Column]) -> Any:
             ]
             axes.set_xticks(range(len(groups)), ticks, fontsize=6.8)
             axes.tick_params(axis="x", length=0)
-        _finish_panels(figure, grid, columns)
+        _finish_panels(figure, panels)
     return figure
 
 
-def _finish_panels(figure: Any, grid: Any, columns: Sequence[Column]) -> None:
-    for axes, column in zip(grid[0], columns, strict=True):
-        axes.set_title(column.title)
+def _finish_panels(figure: Any, panels: Any) -> None:
+    for axes in panels:
         axes.set_ylim(0, 102)
         axes.grid(axis="x", visible=False)
-    grid[0, 0].set_ylabel("error (%)")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
+    panels[0].set_ylabel("error (%)")
+    handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
 
 
 def write_figures(write: Any, columns: Sequence[Column], rows: Sequence[Row]) -> None:
     """Write every figure of each recipe's columns."""
+    drawn = (
+        ("weight-norms", draw_norms, "Norms of the last layer's weights by class"),
+        (
+            "tau-curves",
+            partial(draw_taus, rows=rows),
+            "Balanced error of the post-hoc methods against tau",
+        ),
+        ("per-class", draw_classes, "Error by class, from the most frequent to the rarest"),
+        (
+            "groups",
+            draw_groups,
+            "Error of the classes with many, medium and few training examples",
+        ),
+    )
     for recipe in dict.fromkeys(column.recipe for column in columns):
         some = [c for c in columns if c.recipe == recipe and c.records_of("softmax")]
-        if some:
-            write.figure(
-                f"{recipe}-weight-norms",
-                draw_norms(some),
-                title="Norms of the last layer's weights by class",
-            )
-            write.figure(
-                f"{recipe}-tau-curves",
-                draw_taus(some, rows),
-                title="Balanced error of the post-hoc methods against tau",
-            )
-            write.figure(
-                f"{recipe}-per-class",
-                draw_classes(some),
-                title="Error by class, from the most frequent to the rarest",
-            )
-            write.figure(
-                f"{recipe}-groups",
-                draw_groups(some),
-                title="Error of the classes with many, medium and few training examples",
-            )
+        for name, draw, title in drawn if some else ():
+            write.figure(f"{recipe}-{name}", draw(some), title=title)
 
 
 # ---------------------------------------------------------------------------- the page
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this study."""
-    add_arguments_for(parser, "results/exp")
-
-
-def add_arguments_for(parser: argparse.ArgumentParser, records: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, records: str = "results/exp") -> None:
     """Add the options of a study on the CIFARs."""
     parser.add_argument(
         "--recipe", action="append", choices=RECIPES, help="Only this one; tuned and paper train."

@@ -199,6 +199,8 @@ def gpu_hours(
 ) -> dict[str, float]:
     """Return the GPU hours of one run of each kind; evaluation is not counted.
 
+    The images of the training set are as many as published, if absent.
+
     Examples:
         >>> {k: round(v, 1) for k, v in gpu_hours(SETTINGS[0], 1000.0).items() if "softmax" in k}
         {'softmax': 2.9, 'softmax, 20% held out': 2.3}
@@ -229,39 +231,32 @@ def measure(
 
     from longtail.train.engine import train_cohort
 
-    steps, before, last, begun = 0, 0, 0.0, (0.0, 0.0)
+    steps, begun, at_begin = 0, 0.0, 0.0
+    passed, last = 0, 0.0  # epochs of earlier passes over a small set, and of this one
 
     def after_step(done: float, total: int, text: str) -> None:
-        """Count the epochs done, which begin anew where a small set was passed over."""
-        nonlocal steps, before, last, begun
+        nonlocal steps, begun, at_begin, passed, last
         if done == int(done):
             return  # the end of an epoch, which not every process is told
-        steps, before, last = steps + 1, before + (int(last) + 1) * (done <= last), done
-        if steps > _WARM_UP and not world.tell(time.monotonic() - begun[0] >= seconds):
+        if done <= last:  # it began anew
+            passed += int(last) + 1
+        steps, last = steps + 1, done
+        if steps > _WARM_UP and not world.tell(time.monotonic() - begun >= seconds):
             return  # the first process decides, so that all stop at the same step
         if world.device.type == "cuda":  # steps are queued, not done, when they return
             torch.cuda.synchronize(world.device)
+        now = time.monotonic()
         if steps > _WARM_UP:
-            passes = before + done - begun[1]
-            raise _EnoughError(passes * len(data.train) / (time.monotonic() - begun[0]))
-        begun = (time.monotonic(), before + done)
+            raise _EnoughError((passed + done - at_begin) * len(data.train) / (now - begun))
+        begun, at_begin = now, passed + done
 
-    shelf = Shelf(None, precision)
+    spec = Shelf(None, precision).spec(runs, runs.seeds[0])
     with tempfile.TemporaryDirectory() as own:
-        root = world.tell(own)
+        how: dict[str, Any] = {"root": world.tell(own), "device": world.device, "world": world}
+        how |= {"progress": after_step, "within_epoch": True, "streaming": streaming}
         while True:  # a small set may have been passed over before the time is up
             try:
-                train_cohort(
-                    [shelf.spec(runs, runs.seeds[0])],
-                    data.train,
-                    root=root,
-                    device=world.device,
-                    progress=after_step,
-                    within_epoch=True,
-                    world=world,
-                    streaming=streaming,
-                    force=True,
-                )
+                train_cohort([spec], data.train, force=True, **how)
             except _EnoughError as enough:
                 return float(enough.args[0])
 
@@ -345,19 +340,13 @@ def estimate(
     streaming: Streaming,
 ) -> Table:
     """Measure each network on each data set for its share of a minute; return the hours."""
-    pairs = list(dict.fromkeys((one.dataset, one.model) for one in settings))
+    pairs = {(one.dataset, one.model): one for one in settings}
+    how: dict[str, Any] = {"world": world, "streaming": streaming, "seconds": 60.0 / len(pairs)}
+    how["precision"] = precision_of(options)
     rates = {}
-    for dataset, model in pairs:
-        one = next(s for s in settings if (s.dataset, s.model) == (dataset, model))
-        softmax = resized(options, one.runs(loaded[dataset].spec))[0]
-        rates[dataset, model] = measure(
-            softmax,
-            loaded[dataset],
-            world=world,
-            streaming=streaming,
-            precision=precision_of(options),
-            seconds=60.0 / len(pairs),
-        )
+    for key, one in pairs.items():
+        data = loaded[one.dataset]
+        rates[key] = measure(resized(options, one.runs(data.spec))[0], data, **how)
     rows, total, seeds = [], 0.0, options.seeds or 5
     for one in settings:
         rate, images = rates[one.dataset, one.model], len(loaded[one.dataset].train)

@@ -48,33 +48,24 @@ TITLE = "Balanced error above Bayes at the class sizes of ImageNet-LT and iNatur
 
 @dataclass(frozen=True)
 class Settings:
-    """What is sampled and solved.
+    """What is sampled and solved."""
 
-    Attributes:
-        dimension: of the features.
-        scales: by data set, the standard deviation of the centres' coordinates; these give a
-            Bayes balanced error of 27 to 30%.
-        multiples: by data set, how many times the real number of examples.
-        trials: each with its own centres, training and test sample.
-        test_points: in all, equally many of each class.
-        ridge: of the regression, in units of 1/scale²: at 1 it is the one that fits the way the
-            centres were drawn.
-        tolerance: see `fit`.
-        seed: trial t draws from generators seeded with (seed, t).
-    """
-
-    dimension: int = 16
+    dimension: int = 16  # of the features
+    # By data set, the standard deviation of the centres' coordinates; these give a Bayes balanced
+    # error of 27 to 30%.
     scales: Mapping[str, float] = field(
         default_factory=lambda: {"imagenet-lt": 1.2, "inaturalist": 1.5}
     )
+    # By data set, how many times the real number of examples.
     multiples: Mapping[str, Sequence[int]] = field(
         default_factory=lambda: dict.fromkeys(DATASETS, (1, 10))
     )
-    trials: int = 3
-    test_points: int = 400_000
+    trials: int = 3  # each with its own centres, training and test sample
+    test_points: int = 400_000  # in all, equally many of each class
+    # In units of 1/scale²: at 1 it is the one that fits the way the centres were drawn.
     ridge: float = 1.0
-    tolerance: float = 0.1
-    seed: int = 0
+    tolerance: float = 0.1  # see `fit`
+    seed: int = 0  # trial t draws from generators seeded with (seed, t)
 
 
 # ---------------------------------------------------------------------------- class sizes
@@ -255,17 +246,11 @@ _PIECE = {"cpu": 1 << 18, "cuda": 1 << 27}
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A minimum, and how well it was reached.
+    """A minimum, and how well it was reached."""
 
-    Attributes:
-        weights: rows (w_y, b_y), shape (num_classes, dimensions + 1).
-        evaluations: of the loss and its gradient.
-        gradient: largest entry of the gradient of the summed loss, in units of a standard error.
-    """
-
-    weights: np.ndarray
-    evaluations: int
-    gradient: float
+    weights: np.ndarray  # rows (w_y, b_y), shape (num_classes, dimensions + 1)
+    evaluations: int  # of the loss and its gradient
+    gradient: float  # largest entry of the summed loss's, in units of a standard error
 
 
 def fit(
@@ -286,15 +271,8 @@ def fit(
     biases by the offset. Solved by L-BFGS in coordinates in which each class's own block of the
     Hessian is the identity, so that classes of 2 and of 1,000 examples converge alike.
 
-    Args:
-        features: shape (examples, dimensions), float32.
-        target: shape (examples,), every class present.
-        start: rows (w_y, b_y) to begin from, shape (num_classes, dimensions + 1).
-        ridge: of the weights, above zero: classes of a few examples are separable without it.
-        offset: added to the logits in training only, shape (num_classes,); none if absent.
-        tolerance: the gradient at which to stop, in the units of `Fit.gradient`.
-        most: evaluations to allow.
-        device: where the logits are made.
+    It begins at rows (w_y, b_y), and stops at a gradient of `tolerance`, in the units of
+    `Fit.gradient`. The ridge must be above zero: classes of a few examples are separable without.
 
     Examples:
         >>> x = np.array([[0.0], [1.0], [2.0], [3.0]], dtype=np.float32)
@@ -442,34 +420,19 @@ class _Problem:
 
 @dataclass(frozen=True)
 class Trial:
-    """One draw of centres and samples, judged; all errors in percent.
-
-    Attributes:
-        dataset: whose class sizes.
-        multiple: of the real number of training examples.
-        seed: of this trial.
-        bayes: the Bayes balanced error, E[1 − max_y p(y|x)] under balanced classes.
-        errors: balanced error on the test points by method of `METHODS`.
-        excess: the same minus the Bayes rule's on the same points.
-        groups: by method, the errors of the classes with many, medium and few real examples.
-        bins: by method, the errors of `BINS` groups of classes, from frequent to rare.
-        disagreement: share of test points on which post-hoc adjustment and the loss decide
-            differently.
-        evaluations: that each regression took, by loss.
-        gradients: at which each stopped, in standard errors.
-    """
+    """One draw of centres and samples, judged; all errors in percent, by method of `METHODS`."""
 
     dataset: str
-    multiple: int
+    multiple: int  # of the real number of training examples
     seed: int
-    bayes: Estimate
-    errors: dict[str, Estimate]
-    excess: dict[str, Estimate]
-    groups: dict[str, dict[str, float]]
-    bins: dict[str, list[float]]
-    disagreement: float
-    evaluations: dict[str, int]
-    gradients: dict[str, float]
+    bayes: Estimate  # E[1 − max_y p(y|x)] under balanced classes
+    errors: dict[str, Estimate]  # balanced, on the test points
+    excess: dict[str, Estimate]  # minus the Bayes rule's on the same points
+    groups: dict[str, dict[str, float]]  # of the classes with many, medium and few real examples
+    bins: dict[str, list[float]]  # of `BINS` groups of classes, from frequent to rare
+    disagreement: float  # of post-hoc adjustment and the loss, in percent of the test points
+    evaluations: dict[str, int]  # that each regression took, by loss
+    gradients: dict[str, float]  # at which each stopped, in standard errors
 
 
 def run_trial(
@@ -545,15 +508,9 @@ def frequency_bins(counts: np.ndarray) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Study:
-    """All trials: by data set, then multiple, then seed.
+    """All trials, facts about each data set's class sizes, and what was sampled."""
 
-    Attributes:
-        trials: judged.
-        sizes: by data set, facts about the class sizes and where they come from.
-        settings: what was sampled, as plain values.
-    """
-
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...]  # by data set, then multiple, then seed
     sizes: dict[str, dict[str, Any]]
     settings: dict[str, Any]
 

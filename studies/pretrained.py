@@ -52,21 +52,13 @@ FINETUNE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ in nothing but the seed.
+    """Runs that differ in nothing but the seed."""
 
-    Attributes:
-        name: of the start and of what is trained.
-        method: as on the command line.
-        recipe: a named recipe.
-        overrides: of it.
-        pretrained: whether they start from weights.
-    """
-
-    name: str
+    name: str  # of the start and of what is trained
     method: str
     recipe: str = "finetune"
     overrides: Mapping[str, Any] | None = None
-    pretrained: bool = True
+    pretrained: bool = True  # whether they start from weights
 
     def holds(self, one: Record) -> bool:
         """Return whether a record is of such a run, of whatever seed, precision and epochs."""

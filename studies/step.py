@@ -32,7 +32,7 @@ MARKED = [row for row in ROWS if row.paper and (row.variant is None or row.varia
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
-    exp.add_arguments_for(parser, "results/step")
+    exp.add_arguments(parser, "results/step")
 
 
 def main(options: argparse.Namespace) -> None:

@@ -33,7 +33,6 @@ from studies._records import (
     ROOT,
     TITLES,
     Column,
-    Point,
     Record,
     Runs,
     Shelf,
@@ -188,17 +187,11 @@ def runs_of(dataset: str, ratio: float = RATIOS[0]) -> dict[str, list[Runs]]:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """The records of a row, judged; errors are fractions.
-
-    Attributes:
-        runs: the row.
-        records: in order of seed.
-        taught_seconds: training time of the teachers.
-    """
+    """The records of a row, in order of seed, judged; errors are fractions."""
 
     runs: Runs
     records: list[Record]
-    taught_seconds: float
+    taught_seconds: float  # training time of the teachers
 
     @classmethod
     def of(cls, runs: Runs, shelf: Shelf) -> Line | None:
@@ -219,18 +212,14 @@ class Line:
         return np.array([one.per_class().mean() for one in self.records])
 
     @property
-    def _points(self) -> list[Point]:
-        return [one.again for one in self.records if one.again is not None]
-
-    @property
     def tuned(self) -> np.ndarray:
         """Balanced test error at the τ of the development set, shape (runs,)."""
-        return np.array([point.per_class.mean() for point in self._points])
+        return np.array([one.again.per_class.mean() for one in self.records])
 
     @property
     def taus(self) -> np.ndarray:
         """That τ of each run."""
-        return np.array([point.tau for point in self._points])
+        return np.array([one.again.tau for one in self.records])
 
     @property
     def dev(self) -> np.ndarray:
@@ -275,14 +264,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A data set at an imbalance ratio: its rows, and the records there are of them.
-
-    Attributes:
-        dataset: of `DATASETS`.
-        ratio: of `RATIOS`.
-        rows: by part.
-        shelf: the records.
-    """
+    """A data set at an imbalance ratio: its rows by part, and the records there are of them."""
 
     dataset: str
     ratio: float
@@ -298,6 +280,21 @@ class Setting:
     def part(self, *parts: str) -> list[Line]:
         """The lines of some parts, in order."""
         return [line for (part, _), line in self.lines.items() if part in parts]
+
+    @property
+    def singles(self) -> list[Line]:
+        """The teachers, each by itself."""
+        return [o for o in self.part("teachers", "best") if o.runs.recipe == "strong"]
+
+    @property
+    def means(self) -> list[Line]:
+        """The mean logits of teachers."""
+        return [o for o in self.part("teachers", "best") if o.runs.mean]
+
+    @property
+    def students(self) -> list[Line]:
+        """The networks that teachers taught."""
+        return [o for o in self.part("students", "best") if o.runs.recipe == "strong-student"]
 
     def line(self, part: str, name: str) -> Line | None:
         """A line, or None while it lacks a record."""
@@ -411,22 +408,15 @@ def readme_table(settings: Sequence[Setting]) -> Table:
         Column.of(one.dataset, TITLES[one.dataset], exp.definition(one.dataset, "tuned"), shelf)
         for one in settings
     ]
-    rows = [
-        ("softmax", exp.ERM),
-        (
-            "softmax, adjusted with τ from held-out data",
-            exp.row_of(ADJUSTED, "held-out"),
-        ),
-        ("logit-adjusted loss", exp.LOSS),
-    ]
-    found = [[name, *(mean_deviation(column, row) for column in columns)] for name, row in rows]
+    rows = {
+        "softmax": exp.ERM,
+        "softmax, adjusted with τ from held-out data": exp.row_of(ADJUSTED, "held-out"),
+        "logit-adjusted loss": exp.LOSS,
+    }
+    found = [[name, *(mean_deviation(c, row) for c in columns)] for name, row in rows.items()]
     lines = [one.line("strong", "strong") for one in settings]
     found.append(["the same loss, trained long and well", *(spread(o.errors) for o in lines)])
-    students = (
-        [o for o in one.part("students", "best") if o.runs.recipe == "strong-student"]
-        for one in settings
-    )
-    taught = [min(some, key=lambda o: o.dev_tuned.mean()) for some in students]
+    taught = [min(one.students, key=lambda o: o.dev_tuned.mean()) for one in settings]
     found.append(["and taught by several networks, τ tuned", *(spread(o.tuned) for o in taught)])
     lowest = [published(one.dataset)[0] for one in settings]
     found.append(["lowest published that we know of", *(f"{o.error:.1f}" for o in lowest)])
@@ -445,12 +435,7 @@ def results_table(setting: Setting) -> Table:
             (f"{one.name}, published", str(one.epochs or "–"), f"{one.error:.1f}", *["–"] * 5)
             for one in reversed(published(setting.dataset))
         ]
-    lines = [
-        *setting.part("strong"),
-        *(line for line in setting.part("teachers", "best") if line.runs.mean),
-        *setting.part("students"),
-        *(line for line in setting.part("best") if line.runs.recipe == "strong-student"),
-    ]
+    lines = [*setting.part("strong"), *setting.means, *setting.students]
     rows += [
         (
             line.name,
@@ -473,12 +458,13 @@ def results_table(setting: Setting) -> Table:
 
 def teachers_table(setting: Setting) -> Table:
     """Return each teacher by itself, and their mean logits."""
-    lines = [line for line in setting.part("teachers", "best") if line.runs.recipe == "strong"]
-    lines += [line for line in setting.part("teachers", "best") if line.runs.mean]
     return Table(
         f"The teachers, {setting.title}",
         ("teacher", "dev", "test", *GROUPS),
-        [(one.name, spread(one.dev), spread(one.errors), *by_group(one)) for one in lines],
+        [
+            (one.name, spread(one.dev), spread(one.errors), *by_group(one))
+            for one in (*setting.singles, *setting.means)
+        ],
     )
 
 
@@ -493,10 +479,8 @@ def ratios_table(settings: Sequence[Setting]) -> Table:
     rows = []
     for words, part, name in wanted:
         found = [
-            next(
-                (o for o in s.part(part) if (o.runs.mean if name is None else o.name == name)), None
-            )
-            for s in settings
+            next((o for o in one.part(part) if name == (None if o.runs.mean else o.name)), None)
+            for one in settings
         ]
         for word, measure in ((words, "errors"), (f"{words}, τ tuned", "tuned")):
             errors = [math.nan if line is None else getattr(line, measure).mean() for line in found]
@@ -569,15 +553,13 @@ def published_table() -> Table:
         ("method", "data set", "error", "epochs", "network", "epoch chosen on", "paper"),
         [
             (
-                one.name,
-                TITLES[one.dataset],
-                f"{one.error:.1f}",
-                str(one.epochs or "–"),
-                one.network,
-                one.selection,
-                one.source,
+                o.name,
+                TITLES[o.dataset],
+                f"{o.error:.1f}",
+                str(o.epochs or "–"),
+                *(o.network, o.selection, o.source),
             )
-            for one in PUBLISHED
+            for o in PUBLISHED
         ],
     )
 
@@ -603,21 +585,14 @@ def draw(settings: Sequence[Setting]) -> Any:
 def _draw_setting(axes: Any, setting: Setting) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    single = [o for o in setting.part("teachers", "best") if o.runs.recipe == "strong"]
-    taught = [o for o in setting.part("students", "best") if o.runs.recipe == "strong-student"]
+    single, taught = setting.singles, setting.students
     # Last, whether the error at the tuned τ is shown, too.
     groups: list[tuple[str, list[Line], str, str, bool]] = [
         ("ablation", setting.part("ablation", "removal"), figures.LIGHT_GRAY, "o", False),
         ("teachers", [o for o in single if not _is_wide(o)], figures.SKY, "^", False),
         ("wide teachers", [o for o in single if _is_wide(o)], figures.GREEN, "v", False),
         ("strong", setting.part("strong"), figures.BLUE, "o", True),
-        (
-            "teachers' mean",
-            [o for o in setting.part("teachers", "best") if o.runs.mean],
-            figures.ORANGE,
-            "s",
-            True,
-        ),
+        ("teachers' mean", setting.means, figures.ORANGE, "s", True),
         (DISTILLED, [o for o in taught if o.name == DISTILLED], figures.VERMILION, "D", True),
         ("other students", [o for o in taught if o.name != DISTILLED], figures.WINE, "D", True),
     ]

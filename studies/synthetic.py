@@ -231,21 +231,13 @@ def corrected(method: str, separator: np.ndarray, prior: ClassPrior, tau: float)
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What the study found.
+    """What the study found, by method; post-hoc ones at τ = 1."""
 
-    Attributes:
-        separators: rows (w₁, w₂, b) by method, shape (trials, 3); post-hoc ones at τ = 1.
-        sampled: balanced error on the test sample by method, shape (trials,).
-        curves: closed-form error over `TAUS` by post-hoc method, shape (trials, taus).
-        features: of the first trial's training sample, shape (samples, 2).
-        target: its classes.
-    """
-
-    separators: dict[str, np.ndarray]
-    sampled: dict[str, np.ndarray]
-    curves: dict[str, np.ndarray]
-    features: np.ndarray
-    target: np.ndarray
+    separators: dict[str, np.ndarray]  # rows (w₁, w₂, b), shape (trials, 3)
+    sampled: dict[str, np.ndarray]  # balanced error on the test sample, shape (trials,)
+    curves: dict[str, np.ndarray]  # exact, over `TAUS`, of post-hoc methods, shape (trials, taus)
+    features: np.ndarray  # of the first trial's training sample, shape (samples, 2)
+    target: np.ndarray  # its classes
 
     def errors(self, method: str) -> np.ndarray:
         """Return a method's balanced error in closed form, shape (trials,)."""

@@ -153,21 +153,13 @@ LIMITS = {
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A line of a figure.
+    """A line of a figure."""
 
-    Attributes:
-        name: of the loss, a key of `binary.examples`, or "tent".
-        gamma: γ; None for the tent.
-        x: p for links and Bayes risks, the score for inverse links.
-        y: the closed form there.
-        deviation: largest difference from minimising the conditional risk directly.
-    """
-
-    name: str
-    gamma: float | None
-    x: np.ndarray
-    y: np.ndarray
-    deviation: float
+    name: str  # of the loss, a key of `binary.examples`, or "tent"
+    gamma: float | None  # γ; None for the tent
+    x: np.ndarray  # p for links and Bayes risks, the score for inverse links
+    y: np.ndarray  # the closed form there
+    deviation: float  # largest difference from minimising the conditional risk directly
 
 
 def minimize_directly(loss: BinaryLoss, p: np.ndarray) -> np.ndarray:
@@ -321,15 +313,10 @@ _CENTER = np.sqrt(2.0)  # of either class, along the means
 
 @dataclass(frozen=True, eq=False)
 class HardMargin:
-    """The maximum-margin separator of a separable sample.
+    """The maximum-margin separator of a separable sample."""
 
-    Attributes:
-        separator: (w₁, w₂, b) with y·(w·x + b) ≥ 1 for all samples, and equality for some.
-        middle: halfway between the nearest points of the two classes' convex hulls.
-    """
-
-    separator: np.ndarray
-    middle: np.ndarray
+    separator: np.ndarray  # (w₁, w₂, b), y·(w·x + b) ≥ 1 for all samples, with equality for some
+    middle: np.ndarray  # halfway between the nearest points of the classes' convex hulls
 
     def position(self, separators: np.ndarray) -> np.ndarray:
         """Return where separators (..., 3) cross the gap, in half gaps towards the common class."""
@@ -440,27 +427,19 @@ def uneven(hard: HardMargin, delta_pos: float, delta_neg: float) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Separable:
-    """What losses do to separable classes.
+    """What losses do to separable classes."""
 
-    Attributes:
-        positions: by loss over λ, shape (trials, penalties): half gaps from the middle, +1 being
-            the common class's nearest samples.
-        errors: balanced error by loss over λ, and by hinge loss in the limit, shape (trials,).
-        hinge_position: (δ₊ − δ₋)/(δ₊ + δ₋), what the hinge margins ask for.
-        weighted_difference: largest change that weights 1/π make to any coefficient of the
-            maximum-margin separator, relative to the largest.
-        features: the sample with the widest gap, for the figure.
-        target: its classes.
-        examples: that sample's hinge separators.
-    """
-
+    # By loss over λ, shape (trials, penalties): half gaps from the middle, +1 being the common
+    # class's nearest samples.
     positions: dict[str, np.ndarray]
+    # Balanced error by loss over λ, and by hinge loss in the limit, shape (trials,).
     errors: dict[str, np.ndarray]
-    hinge_position: float
+    hinge_position: float  # (δ₊ − δ₋)/(δ₊ + δ₋), what the hinge margins ask for
+    # Largest change that weights 1/π make to any coefficient, relative to the largest.
     weighted_difference: float
-    features: np.ndarray
+    features: np.ndarray  # the sample with the widest gap, for the figure
     target: np.ndarray
-    examples: dict[str, np.ndarray]
+    examples: dict[str, np.ndarray]  # that sample's hinge separators
 
 
 def separable(trials: int = TRIALS, penalties: tuple[float, ...] = PENALTIES) -> Separable:
