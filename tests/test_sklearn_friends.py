@@ -123,31 +123,6 @@ def test_weights_of_a_pipelines_last_step_reach_the_prior(kind):
     np.testing.assert_array_equal(alike.estimator_.predict_proba(X), own.predict_proba(X))
 
 
-class Unfit(GaussianNB):
-    """Must not be fitted."""
-
-    def fit(self, X, y, sample_weight=None):
-        raise AssertionError("fitted before the settings were checked")
-
-
-@pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"target": "uniform"}, "`target` must be one of 'balanced', 'train'"),
-        ({"target": [0.5, 0.5]}, "`target` must have one value per class"),
-        ({"prior": {0: 0.5, 1: 0.5}}, "lacking: 2"),
-        ({"costs": [1.0, 2.0, 0.0]}, "class 2 has 0"),
-        ({"prior": "effective", "target": [0.9, 0.2, 0.1]}, "`target` must sum to 1"),
-    ],
-    ids=str,
-)
-def test_settings_are_checked_before_anything_is_fitted(kind, settings, message):
-    settings = settings if kind is LogitAdjustedClassifier else settings | {"scoring": "target"}
-    with pytest.raises(InputError, match=message):
-        kind(Unfit(), **settings).fit(*rows())
-
-
 def test_raw_counts_are_understood_as_a_prior():
     pandas = pytest.importorskip("pandas")
     X, y = rows()
