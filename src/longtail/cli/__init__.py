@@ -1,8 +1,7 @@
 """The command line: a command is one file that parses, calls the library and prints.
 
-`<name>.py` holds a Typer `app`, and COMMANDS has a line for it.
-Its file is imported when the command is used or listed, so its own imports stay light: what is
-heavy is imported inside the functions.
+`<name>.py` holds a Typer `app`, and COMMANDS has a line for it. It is imported when the command is
+used or listed, so its own imports stay light: what is heavy is imported inside the functions.
 """
 
 from __future__ import annotations
@@ -34,20 +33,7 @@ COMMANDS = (
 )
 
 
-class CommandGroup(TyperGroup):
-    """A group that answers an unknown command with the known ones."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments name."""
-        name = args[0]
-        flag = name.startswith("-")
-        if not flag and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            known = ", ".join(self.list_commands(ctx))
-            ctx.fail(f"{ctx.command_path} has no command {name!r}; its commands are {known}.")
-        return super().resolve_command(ctx, args)
-
-
-class _Commands(CommandGroup):
+class _Commands(TyperGroup):
     """The group of all commands, whose modules are imported on use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -105,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: what follows ``longtail``; from the shell if None.
+        arguments: those after ``longtail``; from the shell if None.
 
     Returns:
         The exit code: 0, 1 for a failure, 2 for wrong usage.
@@ -151,6 +137,3 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-
-
-__all__ = ["COMMANDS", "CommandGroup", "app", "main"]

@@ -37,8 +37,8 @@ def option(metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
 JsonOption = Annotated[bool, option(None, "Print the result as JSON, and nothing else.", "--json")]
 ForceOption = Annotated[bool, option(None, "Replace what is there already.", "--force")]
 
-# Longer than this and a person wonders whether it still works.
-_PATIENCE = 2.0
+# Seconds without a terminal until the first line of progress, and from one to the next.
+_PATIENCE, _EVERY = 2.0, 5.0
 _WIDE = 160
 _PROSE = 80
 
@@ -172,7 +172,7 @@ def report(error: Any) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
             return 2
-        text = error.format_message().strip().rstrip(".").removeprefix("Invalid value: ")
+        text = error.format_message().strip().rstrip(".?").removeprefix("Invalid value: ")
         context = getattr(error, "ctx", None)
         hint = f"; see: {context.command_path} --help" if context is not None else ""
         error_line(text[:1].lower() + text[1:] + hint)
@@ -228,12 +228,8 @@ def refuse_no_page(path: Path, option: str) -> None:
 
 
 @contextmanager
-def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
+def progress(title: str) -> Iterator[Progress]:
     """Show how far something long has come: a bar on a terminal, a line now and then elsewhere.
-
-    Args:
-        title: what is being done.
-        every: seconds between lines where there is no terminal.
 
     Yields:
         A callback of (done, total, text) for library code; total 0 means unknown, and a share
@@ -264,7 +260,7 @@ def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
             share += f", {duration((now - last[0]) * (total - done) / (done - last[1]))} left"
         count = f"{done:.1f}" if isinstance(done, float) else done
         note(f"{title}: {count}{share}{'  ' + text if text else ''}")
-        due, last = now + every, (now, done)
+        due, last = now + _EVERY, (now, done)
 
     yield update
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import CommandGroup, _console, _data
+from longtail.cli import _console, _data
 from longtail.cli._console import ForceOption, JsonOption, option
 from longtail.cli._training import is_on_disk, refuse_unknown
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from longtail.data.check import CheckResult
 
 app = typer.Typer(
-    cls=CommandGroup,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,

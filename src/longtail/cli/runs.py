@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import CommandGroup, _console
+from longtail.cli import _console
 from longtail.cli._console import ForceOption, JsonOption, option, printable
 from longtail.cli._opening import RunsArgument
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from longtail.runs import Run
 
 app = typer.Typer(
-    cls=CommandGroup,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
