@@ -415,5 +415,3 @@ def test_bad_input_of_group_error():
         metrics.group_error([0, 1], [0, 1], [5, 5])
     with pytest.raises(InputError, match=r"prior` has 3 classes but the logits have 2 columns"):
         metrics.group_error([0, 1], np.eye(2), THREE)
-    with pytest.raises(InputError, match="`name` must be one of 'many', 'medium', 'few'"):
-        metrics.group_error([0, 1, 2], [0, 1, 2], THREE)["head"]

@@ -118,7 +118,9 @@ __all__ += [name for name, home in _HOMES.items() if _HAS_TORCH or home != "loss
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"longtail.{_HOMES[name]}"), name)
+        found = getattr(importlib.import_module(f"longtail.{_HOMES[name]}"), name)
+        globals()[name] = found  # looked up once
+        return found
     if name in _SUBMODULES:
         return importlib.import_module(f"longtail.{name}")
     raise AttributeError(f"module 'longtail' has no attribute {name!r}")

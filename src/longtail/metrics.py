@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.priors import GROUPS, ClassPrior
+from longtail.priors import ClassPrior
 
 Missing = Literal["error", "skip"]
 Inputs = Literal["logits", "probs"]
@@ -147,7 +147,7 @@ class GroupError:
     num_present: dict[str, int]
 
     def __getitem__(self, name: str) -> float:
-        return self.values[_checks.choice(name, GROUPS, name="name")]
+        return self.values[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON, by group."""
@@ -365,9 +365,7 @@ def balanced_error(
         >>> balanced_error([0, 0, 0, 1], [0, 0, 0, 0])
         0.5
     """
-    result = per_class_error(
-        target, predictions, num_classes=num_classes, missing=missing, sample_weight=sample_weight
-    )
+    result = _errors(*_decide(target, predictions, num_classes, sample_weight), missing)
     if missing == "skip" and not result.counts.all():
         _logger.warning(
             "balanced_error: %d of %d classes have no examples and were left out: %s",

@@ -205,6 +205,7 @@ def tune_multilabel(
         target=(2 * np.arange(len(labels)) + target).ravel(),
         num_classes=2 * len(labels),
         importance=np.stack([1.0 - q, q], axis=1)[labels].ravel() / len(labels),
+        weight=np.ones(target.size),
     )
     return MultilabelTauResult(**vars(tune_from_intervals(intervals, **settings)), labels=labels)
 

@@ -553,6 +553,7 @@ def _restricted(parts: TauIntervals, rows: BoolArray, kept: IntArray) -> TauInte
         lower=parts.lower[rows],
         upper=parts.upper[rows],
         target=place[parts.target[rows]],
+        weight=parts.weight[rows],
         num_classes=len(kept),
         importance=importance / importance.sum(),
     )

@@ -65,7 +65,7 @@ class TauIntervals:
         num_classes: L.
         importance: weight of each class in the error, sums to 1: q_y c_y, normalised; 1/L by
             default.
-        weight: sample weights, or None.
+        weight: of each example in its class.
         method: "logit_adjustment" or "weight_normalization".
         bias_mode: of weight normalization, else None.
 
@@ -84,7 +84,7 @@ class TauIntervals:
     target: IntArray
     num_classes: int
     importance: FloatArray
-    weight: FloatArray | None = None
+    weight: FloatArray
     method: str = "logit_adjustment"
     bias_mode: str | None = None
 
@@ -154,7 +154,9 @@ class TauIntervals:
     ) -> TauIntervals:
         logits, target, weight = examples
         lower, upper = _find_ends(logits, target, direction, signed=signed, bias=bias)
-        if weight is not None:
+        if weight is None:
+            weight = np.ones(len(target))
+        elif not weight.all():
             keep = weight > 0
             lower, upper, target, weight = lower[keep], upper[keep], target[keep], weight[keep]
         return cls(lower, upper, target, len(direction), importance, weight, **kind)
@@ -168,14 +170,9 @@ class TauIntervals:
                 "TauIntervals.merge: only parts with the same classes, method, bias_mode, "
                 "target prior and costs can be merged, and at least one is needed."
             )
-        weighted = any(part.weight is not None for part in parts)
-        return replace(
-            parts[0],
-            lower=np.concatenate([part.lower for part in parts]),
-            upper=np.concatenate([part.upper for part in parts]),
-            target=np.concatenate([part.target for part in parts]),
-            weight=np.concatenate([part.weights for part in parts]) if weighted else None,
-        )
+        names = "lower", "upper", "target", "weight"
+        joined: Any = {n: np.concatenate([getattr(part, n) for part in parts]) for n in names}
+        return replace(parts[0], **joined)
 
     def right_at(self, tau: float) -> NDArray[np.bool_]:
         """Return which examples are predicted right at this tau."""
@@ -187,25 +184,20 @@ class TauIntervals:
         return np.bincount(self.target, minlength=self.num_classes)
 
     @property
-    def weights(self) -> FloatArray:
-        """Sample weights, ones if none were given."""
-        return np.ones(len(self.target)) if self.weight is None else self.weight
-
-    @property
     def totals(self) -> FloatArray:
         """Total weight of each class, shape (num_classes,)."""
-        totals = np.bincount(self.target, weights=self.weights, minlength=self.num_classes)
+        totals = np.bincount(self.target, weights=self.weight, minlength=self.num_classes)
         return np.asarray(totals, dtype=np.float64)
 
     @property
     def shares(self) -> FloatArray:
         """Part of the error that each example is if it is wrong, shape (examples,)."""
-        return divided(self.importance, self.totals)[self.target] * self.weights
+        return divided(self.importance, self.totals)[self.target] * self.weight
 
     @property
     def effective_counts(self) -> FloatArray:
         """Examples of each class; of weighted ones as many alike ones as tell as much (Kish)."""
-        squares = np.bincount(self.target, weights=self.weights**2, minlength=self.num_classes)
+        squares = np.bincount(self.target, weights=self.weight**2, minlength=self.num_classes)
         return divided(self.totals**2, squares)
 
     @property
@@ -471,6 +463,9 @@ class TauCurve:
         self.below = begin + np.append(starts, len(inside))  # positions below each cell
         self.values = self._errors[self.below]
         self.min_value = float(self.values.min())
+        # Distance of each cell from tau = 1.
+        lows, highs = self.breakpoints[:-1], self.breakpoints[1:]
+        self.away = np.maximum(lows - 1.0, 1.0 - highs).clip(min=0.0)
         # Where the largest logits are equal, zero alone has the lowest index win, as argmax does.
         at_zero = self(0.0) if low <= 0.0 <= high else math.inf
         self.zero_alone = at_zero < self.min_value - TIE
@@ -494,9 +489,8 @@ class TauCurve:
     def per_class(self, tau: float) -> FloatArray:
         """Return the error of each class at this tau, NaN without examples."""
         parts = self.intervals
-        wrong, totals = ~parts.right_at(tau), parts.totals
-        weights = parts.weights[wrong]
-        missed = np.bincount(parts.target[wrong], weights=weights, minlength=parts.num_classes)
+        wrong, totals = parts.weight * ~parts.right_at(tau), parts.totals
+        missed = np.bincount(parts.target, weights=wrong, minlength=parts.num_classes)
         return np.where(totals > 0, divided(missed, totals), np.nan)
 
     def standard_error(self, tau: float) -> float:
@@ -518,10 +512,10 @@ class TauCurve:
         """
         if self.zero_alone:
             return 0.0, (0.0, 0.0)
-        best = np.flatnonzero(self.values <= self.min_value + TIE)
-        low, high = self.breakpoints[best], self.breakpoints[best + 1]
-        k = int(np.argmin(_from_one(low, high)))
-        return float((low[k] + high[k]) / 2), (float(low[k]), float(high[k]))
+        best = self.values <= self.min_value + TIE
+        k = int(np.argmin(np.where(best, self.away, np.inf)))
+        low, high = self.breakpoints[k : k + 2].tolist()
+        return (low + high) / 2, (low, high)
 
     def sample(self, points: int = 101) -> tuple[FloatArray, FloatArray]:
         """Return (taus, errors) at evenly spaced taus, for a table or a plot."""
@@ -533,11 +527,6 @@ class TauCurve:
             f"TauCurve(cells={len(self.values)}, bounds={self.bounds}, "
             f"min_value={self.min_value:.6g})"
         )
-
-
-def _from_one(lows: FloatArray, highs: FloatArray) -> FloatArray:
-    """Distance of intervals from tau = 1."""
-    return np.maximum(lows - 1.0, 1.0 - highs).clip(min=0.0)
 
 
 # ------------------------------------------------------------------ bootstrap
@@ -567,8 +556,8 @@ class Groups:
     @classmethod
     def from_intervals(cls, parts: TauIntervals) -> Groups:
         """Group the examples of these intervals."""
-        whole = bool(np.all(parts.weights == np.floor(parts.weights)))
-        copies = (parts.weights if whole else np.ones(len(parts.target))).astype(np.int64)
+        whole = bool(np.all(parts.weight == np.floor(parts.weight)))
+        copies = (parts.weight if whole else np.ones(len(parts.target))).astype(np.int64)
         number = np.bincount(parts.target, weights=copies, minlength=parts.num_classes)
         place = np.arange(parts.num_classes)
         few = np.flatnonzero((number > 0) & (number < _FEW))
@@ -602,8 +591,7 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     zero *= curve.bounds[0] <= 0.0 < curve.bounds[1]
     behind = np.searchsorted(curve.breakpoints, curve.near, side="right") - 1
 
-    lows, highs = curve.breakpoints[:-1], curve.breakpoints[1:]
-    away, taus = _from_one(lows, highs), np.empty(replicates)
+    taus = np.empty(replicates)
     for k in range(replicates):
         drawn = examples[start + (rng.random(len(examples)) * size).astype(np.int64)]
         mass = np.bincount(drawn, minlength=len(unit)) * unit
@@ -612,8 +600,8 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
         best = right >= right.max() - TIE
         # The plateau of the best cell nearest to 1 lies between two worse cells.
         worse = np.concatenate([[-1], np.flatnonzero(~best), [len(best)]])
-        next_ = np.searchsorted(worse, np.argmin(np.where(best, away, np.inf)))
-        taus[k] = (lows[worse[next_ - 1] + 1] + highs[worse[next_] - 1]) / 2
+        after = np.searchsorted(worse, np.argmin(np.where(best, curve.away, np.inf)))
+        taus[k] = (curve.breakpoints[worse[after - 1] + 1] + curve.breakpoints[worse[after]]) / 2
         if zero.any() and right[behind] + share @ zero > right.max() + TIE:
             taus[k] = 0.0
     return taus
