@@ -10,7 +10,6 @@ from longtail.train.methods import (
     THRESHOLD,
     Method,
     method_help,
-    parse_method,
 )
 
 COUNTS = np.array([5000, 600, 50])
@@ -51,7 +50,7 @@ DELTA = {"consistent": ":delta=3/1/2", THRESHOLD: ":threshold=0.1"}
     ],
 )
 def test_a_text_becomes_a_part(text, name, settings):
-    part = parse_method(text)
+    part = Method.of(text).part
     assert (part.name, dict(part.settings)) == (name, settings)
     assert Method.of(part).part == Method.of(text).part == part
 
@@ -128,7 +127,7 @@ def test_what_help_says_of_a_part_can_be_typed():
     for line in lines:
         typed = "softmax+" * (line.kind == "extra") + line.name
         given = ",".join(s for s in line.settings.split(", ") if "=" in s)
-        parse_method(f"{typed}:{given}" if given else typed)
+        Method.of(f"{typed}:{given}" if given else typed)
 
 
 @pytest.mark.parametrize(
@@ -149,4 +148,4 @@ def test_what_help_says_of_a_part_can_be_typed():
 )
 def test_bad_methods_are_refused(text, message):
     with pytest.raises(InputError, match=message):
-        parse_method(text)
+        Method.of(text)

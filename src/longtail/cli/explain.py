@@ -105,12 +105,12 @@ def _parts(text: str) -> list[str]:
         ['ldam', 'drw']
     """
     from longtail._checks import InputError
-    from longtail.train.methods import parse_method
+    from longtail.train.methods import Method
 
     if "+" not in text:
         return [text.partition(":")[0].strip().lower().replace("_", "-")]
     try:
-        return parse_method(text).name.split("+")
+        return Method.of(text).part.name.split("+")
     except InputError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -175,7 +175,7 @@ def train(
     from longtail.train import distributed, own_data
     from longtail.train.evaluation import evaluate as write_logits
     from longtail.train.evaluation import refuse_logits
-    from longtail.train.methods import parse_method
+    from longtail.train.methods import Method
     from longtail.train.pretrained import read_weights
     from longtail.train.recipe import parse_overrides, recipe_values
     from longtail.train.streamed import Streaming
@@ -225,7 +225,7 @@ def train(
             if not method:
                 words = "missing option '--method'; `longtail explain` lists the losses"
                 raise typer.BadParameter(words)
-            methods = [parse_method(text) for text in method]
+            methods = [Method.of(text).part for text in method]
             changed = parse_overrides(overrides or [])
             size = recipe_values(recipe).get("image_size", 0) if recipe else None
             size = None if recipe in own_data.RECIPES else size
@@ -506,9 +506,9 @@ def _say_plan(
     from longtail.train import checkpoint
     from longtail.train.engine import device_words
     from longtail.train.methods import Method
-    from longtail.train.validate import precision_of
 
     test, spec = data.test, specs[0]
+    precision = spec.settings.get("precision", "float32")
     lacking = np.setdiff1d(np.arange(test.num_classes), test.labels) if judged else ()
     if absent := _checks.class_words(lacking, test.class_names):
         _console.warning_line(
@@ -523,7 +523,7 @@ def _say_plan(
         return
     text = (
         f"Training {plural(len(left), 'run', 'runs')} on "
-        f"{device_words(world.device, world.count)} in {precision_of(spec)}: "
+        f"{device_words(world.device, world.count)} in {precision}: "
         f"{spec.dataset.name} ({_data.subset_words(spec.dataset)}), recipe {spec.recipe.name}, "
         f"{plural(spec.recipe.values['epochs'], 'epoch', 'epochs')}."
     )

@@ -46,7 +46,7 @@ from longtail.train.pretrained import SETTING, Weights, check_start, started
 from longtail.train.recipe import Recipe, learning_rate, unreached_rates
 from longtail.train.streamed import StreamedTraining, Streaming
 from longtail.train.teachers import TeacherPool
-from longtail.train.validate import precision_of, validate
+from longtail.train.validate import validate
 
 __all__ = [
     "EpochEnd",
@@ -398,7 +398,8 @@ def _place(
 ) -> Any:
     """The training of jobs that step as one, each where it was left."""
     spec, planners = jobs[0].spec, [job.planner for job in jobs]
-    how: dict[str, Any] = {"device": device, "precision": precision_of(spec)}
+    how: dict[str, Any] = {"device": device}
+    how["precision"] = spec.settings.get("precision", "float32")
     make: Callable[[], Any]
     if isinstance(data, Resident):
         if pool is not None:

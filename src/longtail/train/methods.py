@@ -50,6 +50,10 @@ SAMPLINGS = {
 SAMPLED_LOSSES = ("softmax", "adaptive", "ldam", THRESHOLD)
 
 
+# The head that a loss needs. LDAM multiplies its logits by 30; only cosines stand that.
+HEADS = {"ldam": "cosine"}
+
+
 class Extra(NamedTuple):
     """A part that may follow a loss."""
 
@@ -180,13 +184,32 @@ class Method:
 
     @classmethod
     def of(cls, method: Part | str) -> Method:
-        """The method that a run's spec carries, or that a text names."""
+        """The method that a run's spec carries, or that a text names (see the head of this file).
+
+        Examples:
+            >>> Method.of("ldam+drw:start=120").part
+            Part(name='ldam+drw', settings={'drw_start': 120})
+        """
+        text = method if isinstance(method, str) else method.name
         try:
-            if isinstance(method, str):
-                names, given = _parse(method)
-            else:
-                names, given = method.name.split("+"), dict(method.settings)
+            parts = [part.partition(":") for part in text.split("+")]
+            names = [name.strip().lower().replace("_", "-") for name, _, _ in parts]
             _check_names(*names)
+            given = {} if isinstance(method, str) else dict(method.settings)
+            for name, (_, colon, rest) in zip(names, parts, strict=True):
+                known = EXTRAS[name].settings if name in EXTRAS else loss_settings(name)
+                for pair in rest.split(",") if colon else ():
+                    key, equals, value = (piece.strip() for piece in pair.partition("="))
+                    key = key.lower().replace("-", "_")
+                    if not equals or not key:
+                        raise InputError(
+                            f"settings are written as {name}:name=value,name=value; got {pair!r}."
+                        )
+                    _check_known([key], known, name)
+                    flat = EXTRAS[name].settings[key][0] if name in EXTRAS else key
+                    if flat in given:
+                        raise InputError(f"{key!r} of {name!r} is given twice.")
+                    given[flat] = _number(value, flat, f"{key} of {name}")
             own = {key: v for key, v in given.items() if key not in _EXTRA_KEYS}
             extra = {key: v for key, v in given.items() if key in _EXTRA_KEYS}
             smooth = extra.pop("epsilon", EXTRAS["label-smoothing"].settings["epsilon"][1])
@@ -199,7 +222,6 @@ class Method:
                 **extra,
             )
         except InputError as error:
-            text = method if isinstance(method, str) else method.name
             raise InputError(f"method {text!r}: {error}") from None
 
     @property
@@ -227,24 +249,6 @@ class Method:
         wanted = loss_settings(self.loss).items()
         return [key for key, d in wanted if d is REQUIRED and key not in self.settings]
 
-    def require_complete(self) -> None:
-        """Refuse a method that lacks a setting, saying how to write it."""
-        for key in self.lacking:
-            how = {"delta": "NUMBER/NUMBER/..., one per class"}.get(key, "NUMBER")
-            published = ", ".join(f"{value:g} for {name}" for name, value in THRESHOLDS.items())
-            hint = f" Published results have {published}." if key == "threshold" else ""
-            raise InputError(
-                f"method {self.loss!r} needs `{key}`: write {self.loss}:{key}={how}.{hint}"
-            )
-
-    @property
-    def head(self) -> str | None:
-        """The head that the loss needs, or None if any will do.
-
-        LDAM multiplies its logits by 30; only the cosines of a cosine head stand that.
-        """
-        return "cosine" if self.loss == "ldam" else None
-
     def criterion(self, prior: ClassPrior) -> PairwiseMarginLoss:
         """The loss as a module of (logits, target).
 
@@ -260,7 +264,6 @@ class Method:
         options: losses.LossOptions = {"label_smoothing": self.label_smoothing}
         if self.drw:
             options["weight"] = torch.ones(prior.num_classes)
-        self.require_complete()
         if self.loss == THRESHOLD:
             return losses.EqualizedThresholdLoss(prior, **self.settings, **options)
         return losses.PairwiseMarginLoss(by_name(self.loss, prior, **self.settings), **options)
@@ -332,49 +335,6 @@ class Method:
 
 
 _EXTRA_KEYS = {key for extra in EXTRAS.values() for key, _ in extra.settings.values()}
-
-
-def parse_method(text: str) -> Part:
-    """A method as typed on the command line, in the form of a run's spec.
-
-    Args:
-        text: see the head of this file.
-
-    Returns:
-        Its canonical name without settings, and the settings that differ from the defaults.
-
-    Examples:
-        >>> parse_method("ldam+drw:start=120")
-        Part(name='ldam+drw', settings={'drw_start': 120})
-        >>> parse_method("logit-adjusted:tau=1").settings
-        {}
-    """
-    return Method.of(text).part
-
-
-def _parse(text: str) -> tuple[list[str], dict[str, Any]]:
-    """The names in a text, and the settings by their keys in a run's record."""
-    names: list[str] = []
-    settings: dict[str, Any] = {}
-    for part in text.split("+"):
-        typed, colon, rest = part.strip().partition(":")
-        name = typed.strip().lower().replace("_", "-")
-        _check_names(*names, name)
-        known = EXTRAS[name].settings if names else loss_settings(name)
-        for pair in rest.split(",") if colon else ():
-            key, equals, value = (piece.strip() for piece in pair.partition("="))
-            key = key.lower().replace("-", "_")
-            if not equals or not key:
-                raise InputError(
-                    f"settings are written as {name}:name=value,name=value; got {pair!r}."
-                )
-            _check_known([key], known, name)
-            flat = EXTRAS[name].settings[key][0] if names else key
-            if flat in settings:
-                raise InputError(f"{key!r} of {name!r} is given twice.")
-            settings[flat] = _number(value, flat, f"{key} of {name}")
-        names.append(name)
-    return names, settings
 
 
 def _number(value: str, key: str, what: str) -> Any:

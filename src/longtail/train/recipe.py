@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
-from longtail.train.methods import THRESHOLD, THRESHOLDS, Method, unknown
+from longtail.train.methods import HEADS, THRESHOLD, THRESHOLDS, Method, unknown
 
 
 def _value(check: Callable[..., Any], default: Any) -> Any:
@@ -25,19 +25,8 @@ def _value(check: Callable[..., Any], default: Any) -> Any:
     return field(default=default, metadata={"check": check})
 
 
-def _flag(value: Any, *, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"`{name}` must be true or false; got {value!r}.")
-    return value
-
-
-def _colors(check: Callable[..., float], value: Any, *, name: str) -> tuple[float, ...]:
-    """One value per channel, or one for all."""
-    each = value if isinstance(value, list | tuple) else [value]
-    return tuple(check(one, name=name) for one in each)
-
-
 def _milestones(value: Any, *, name: str) -> tuple[tuple[int, float], ...]:
+    """Pairs of an epoch and a factor, in ascending order of the epochs."""
     pairs = []
     for pair in value if isinstance(value, list | tuple) else [value]:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
@@ -50,10 +39,6 @@ def _milestones(value: Any, *, name: str) -> tuple[tuple[int, float], ...]:
         epochs = ", ".join(str(epoch) for epoch, _ in pairs)
         raise InputError(f"the epochs of `{name}` must ascend; got {epochs}.")
     return tuple(pairs)
-
-
-def _seed(value: Any, *, name: str) -> int | None:
-    return None if value is None else _checks.whole(value, name=name, at_least=0)
 
 
 _COUNT = partial(_checks.whole, at_least=0)
@@ -129,20 +114,20 @@ class Recipe:
     warmup_epochs: float = _value(_checks.not_negative, 0.0)
     schedule: Literal["constant", "cosine", "steps"] = "constant"
     milestones: tuple[tuple[int, float], ...] = _value(_milestones, ())
-    mean: tuple[float, ...] = _value(partial(_colors, _checks.tau), (0.0,))
-    std: tuple[float, ...] = _value(partial(_colors, _checks.positive), (1.0,))
+    mean: tuple[float, ...] = _value(_checks.tau, (0.0,))
+    std: tuple[float, ...] = _value(_checks.positive, (1.0,))
     # Fields below came later. A record has them only where they differ from these defaults,
     # so that runs from before keep their hashes; the same goes for any that is added.
     warmup: Literal["step", "epoch"] = "step"
     decay: Literal["all", "not-norm"] = "all"
-    drop_last: bool = _value(_flag, False)
+    drop_last: bool = False
     crop_padding: int = _value(_COUNT, 0)
     crop_fill: Literal["black", "mean"] = "black"
-    flip: bool = _value(_flag, False)
+    flip: bool = False
     head: Literal["linear", "cosine", "unit-norm"] = "linear"
     head_scale: float = _value(_checks.positive, 1.0)
-    image_seed: int | None = _value(_seed, None)
-    trivial_augment: bool = _value(_flag, False)
+    image_seed: int | None = _value(_COUNT, None)
+    trivial_augment: bool = False
     cutout: int = _value(_COUNT, 0)
     cutmix: float = _value(_checks.fraction, 0.0)
     mixup: float = _value(_checks.fraction, 0.0)
@@ -152,77 +137,82 @@ class Recipe:
     ema_decay: float = _value(_BELOW_ONE, 0.0)
     distill_weight: float = _value(_checks.fraction, 0.0)
     distill_temperature: float = _value(_checks.positive, 1.0)
-    distill_adjusted: bool = _value(_flag, False)
+    distill_adjusted: bool = False
     image_size: int = _value(_COUNT, 0)
     classifier: Literal["whole", "sharded"] = "whole"
     sampled_classes: int = _value(_COUNT, 0)
     head_lr: float = _value(_checks.positive, 1.0)
-    freeze_backbone: bool = _value(_flag, False)
+    freeze_backbone: bool = False
 
     def __post_init__(self) -> None:
         try:
             for one in fields(self):
-                value = getattr(self, one.name)
-                if one.name in _CHOICES:
-                    _checks.choice(value, _CHOICES[one.name], name=one.name)
-                elif "check" in one.metadata:
-                    value = one.metadata["check"](value, name=one.name)
-                    object.__setattr__(self, one.name, value)
-            self._check_together()
+                name, value = one.name, getattr(self, one.name)
+                check: Any = one.metadata.get("check")
+                if value == one.default and type(value) is type(one.default):
+                    continue
+                if name in _CHOICES:
+                    _checks.choice(value, _CHOICES[name], name=name)
+                elif isinstance(one.default, bool) and not isinstance(value, bool):
+                    raise InputError(f"`{name}` must be true or false; got {value!r}.")
+                elif name in ("mean", "std"):
+                    each = value if isinstance(value, list | tuple) else [value]
+                    object.__setattr__(self, name, tuple(check(v, name=name) for v in each))
+                elif check is not None:
+                    object.__setattr__(self, name, check(value, name=name))
+            for wrong, message in self._rules():
+                if wrong:
+                    raise InputError(message)
         except InputError as error:
             raise InputError(f"recipe {self.name!r}: {error}") from None
 
-    def _check_together(self) -> None:
-        """Refuse values that don't go together, and settings of an ingredient that is off."""
-        if self.image_size and self.crop_padding:
-            raise InputError(
-                f"`crop_padding` belongs to images of one size, but `image_size` is "
-                f"{self.image_size}: photographs are cropped to it without padding; set one to 0."
-            )
-        if self.head_scale != 1 and self.head != "cosine":
-            raise InputError(
-                f"`head_scale` belongs to a cosine head, but the head is {self.head!r}; override "
-                f"both together."
-            )
-        if self.optimizer == "nesterov" and self.momentum == 0:
-            raise InputError("`nesterov` needs a momentum above 0; use sgd without one.")
-        if self.warmup == "epoch" and self.warmup_epochs != int(self.warmup_epochs):
-            raise InputError(
-                f"`warmup_epochs` must be whole where the rate grows by the epoch; got "
-                f"{self.warmup_epochs}."
-            )
-        if (self.schedule == "steps") != bool(self.milestones):
-            raise InputError(
-                f"`milestones` belong to the schedule 'steps'; the schedule is {self.schedule!r} "
-                f"and the milestones are {list(self.milestones)}. Override both together."
-            )
-        if len(self.mean) != len(self.std) and 1 not in (len(self.mean), len(self.std)):
-            raise InputError(
-                f"`mean` and `std` must have one value per channel, or one for all; they have "
-                f"{len(self.mean)} and {len(self.std)}."
-            )
-        if self.cutmix + self.mixup > 1:
-            raise InputError(
-                f"an example is mixed in one way at most, so `cutmix` and `mixup` must add up to "
-                f"at most 1; got {self.cutmix:g} and {self.mixup:g}."
-            )
-        for key, of, off in (
-            ("mix_partner", "cutmix or mixup", self.cutmix + self.mixup == 0),
-            ("mixup_alpha", "mixup", self.mixup == 0),
-            ("distill_temperature", "distill_weight", self.distill_weight == 0),
-            ("distill_adjusted", "distill_weight", self.distill_weight == 0),
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        """Values that don't go together, and settings of an ingredient that is off."""
+        yield (
+            self.image_size > 0 and self.crop_padding > 0,
+            f"`crop_padding` belongs to images of one size, but `image_size` is "
+            f"{self.image_size}: photographs are cropped to it without padding; set one to 0.",
+        )
+        yield (
+            self.head_scale != 1 and self.head != "cosine",
+            f"`head_scale` belongs to a cosine head, but the head is {self.head!r}; override "
+            f"both together.",
+        )
+        yield (
+            self.optimizer == "nesterov" and self.momentum == 0,
+            "`nesterov` needs a momentum above 0; use sgd without one.",
+        )
+        yield (
+            self.warmup == "epoch" and self.warmup_epochs != int(self.warmup_epochs),
+            f"`warmup_epochs` must be whole where the rate grows by the epoch; got "
+            f"{self.warmup_epochs}.",
+        )
+        yield (
+            (self.schedule == "steps") != bool(self.milestones),
+            f"`milestones` belong to the schedule 'steps'; the schedule is {self.schedule!r} "
+            f"and the milestones are {list(self.milestones)}. Override both together.",
+        )
+        yield (
+            len(self.mean) != len(self.std) and 1 not in (len(self.mean), len(self.std)),
+            f"`mean` and `std` must have one value per channel, or one for all; they have "
+            f"{len(self.mean)} and {len(self.std)}.",
+        )
+        yield (
+            self.cutmix + self.mixup > 1,
+            f"an example is mixed in one way at most, so `cutmix` and `mixup` must add up to "
+            f"at most 1; got {self.cutmix:g} and {self.mixup:g}.",
+        )
+        for key, of, share in (
+            ("mix_partner", "cutmix or mixup", self.cutmix + self.mixup),
+            ("mixup_alpha", "mixup", self.mixup),
+            ("distill_temperature", "distill_weight", self.distill_weight),
+            ("distill_adjusted", "distill_weight", self.distill_weight),
         ):
-            value = getattr(self, key)
-            if off and value != _DEFAULTS[key]:
-                raise InputError(
-                    f"`{key}` is {value!r} but {of} is 0, so it would do nothing; override both "
-                    f"together."
-                )
-
-    @property
-    def image_values(self) -> tuple[object, ...]:
-        """What happens to images before a network sees them, beside normalisation."""
-        return tuple(getattr(self, key) for key in _OF_IMAGES)
+            yield (
+                share == 0 and getattr(self, key) != _DEFAULTS[key],
+                f"`{key}` is {getattr(self, key)!r} but {of} is 0, so it would do nothing; "
+                f"override both together.",
+            )
 
     @property
     def stack_values(self) -> tuple[object, ...]:
@@ -235,7 +225,7 @@ class Recipe:
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         for key in ("sam_rho", "weight_decay", "distill_weight"):
             own[key] = own[key] > 0
-        free = ("name", "image_seed", "distill_temperature", "distill_adjusted", *_OF_IMAGES)
+        free = ("name", "image_seed", "distill_temperature", "distill_adjusted", *OF_IMAGES)
         return tuple(value for key, value in own.items() if key not in free)
 
     @property
@@ -276,7 +266,8 @@ _CHOICES = {f.name: get_args(_HINTS[f.name]) for f in fields(Recipe) if "Literal
 _NAMES = {f.name for f in fields(Recipe)} - {"name"}
 _OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
 _REQUIRED = {f.name for f in fields(Recipe) if f.default is MISSING} - {"name", *_OF_MODEL}
-_OF_IMAGES = (
+# What happens to images before a network sees them, beside normalisation.
+OF_IMAGES = (
     *("crop_padding", "crop_fill", "flip", "trivial_augment", "cutout"),
     *("cutmix", "mixup", "mixup_alpha", "mix_partner"),
 )
@@ -531,14 +522,20 @@ def make_spec(
     if trained.loss == THRESHOLD and trained.lacking and dataset.name in THRESHOLDS:
         threshold = {"threshold": THRESHOLDS[dataset.name]}
         trained = replace(trained, settings={**trained.settings, **threshold})
-    trained.require_complete()
-    overrides = dict(overrides or {})
-    if trained.head is not None:
-        overrides.setdefault("head", trained.head)
-    made = get_recipe(recipe, dataset=dataset.name, **overrides)
-    if trained.head is not None and (made.head != trained.head or made.head_scale != 1):
+    for key in trained.lacking:
+        how = {"delta": "NUMBER/NUMBER/..., one per class"}.get(key, "NUMBER")
+        published = ", ".join(f"{value:g} for {name}" for name, value in THRESHOLDS.items())
+        hint = f" Published results have {published}." if key == "threshold" else ""
         raise InputError(
-            f"method {trained.loss!r} multiplies the logits itself and needs a {trained.head} head "
+            f"method {trained.loss!r} needs `{key}`: write {trained.loss}:{key}={how}.{hint}"
+        )
+    overrides, head = dict(overrides or {}), HEADS.get(trained.loss)
+    if head is not None:
+        overrides.setdefault("head", head)
+    made = get_recipe(recipe, dataset=dataset.name, **overrides)
+    if head is not None and (made.head != head or made.head_scale != 1):
+        raise InputError(
+            f"method {trained.loss!r} multiplies the logits itself and needs a {head} head "
             f"of scale 1, since others make training diverge; got head {made.head!r} and "
             f"head_scale {made.head_scale:g}. Leave both out, or train 'adaptive', the same "
             f"margin for a linear head."
@@ -557,10 +554,10 @@ def make_spec(
         for key, value in values.items()
         if key in _FROM_THE_START or key in changed or value != _DEFAULTS[key]
     }
-    head = {key: v for key, v in model.items() if key != "model" and v != _DEFAULTS[key]}
+    own_head = {key: v for key, v in model.items() if key != "model" and v != _DEFAULTS[key]}
     return RunSpec(
         dataset=dataset,
-        model=Part(made.model, Settings(head)),
+        model=Part(made.model, Settings(own_head)),
         method=trained.part,
         recipe=RecipeSpec(recipe, Settings(written), Settings(changed)),
         seed=seed,

@@ -19,13 +19,14 @@ from longtail.data.profiles import PROFILES
 from longtail.data.subsets import held_out_split
 from longtail.priors import ClassPrior
 from longtail.runs import RunSpec
+from longtail.runs.folder import TEACHERS
 from longtail.train.evaluation import Images, refuse_logits
 from longtail.train.loop import new_network
 from longtail.train.methods import THRESHOLD, Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import Recipe
 from longtail.train.streamed import check_recipe
-from longtail.train.teachers import by_saved_logits, names_of
+from longtail.train.teachers import SAVED
 
 
 def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) -> None:
@@ -49,9 +50,10 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
             )
     for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
         recipe, method = Recipe.of(spec), Method.of(spec.method)
-        precision_of(spec)
-        _check_teaching(spec, recipe)
-        _check_images(spec, recipe, images)
+        precision = spec.settings.get("precision", "float32")
+        choice(precision, ("float32", "bfloat16"), name="precision")
+        if recipe.distill_weight or TEACHERS in spec.settings:
+            _check_teaching(spec, recipe)
         if recipe.classifier == "sharded" or recipe.sampled_classes:
             _check_many_classes(spec, recipe, method, images, processes)
         method.criterion(images.prior)
@@ -70,22 +72,13 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
         prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
         # Refuses an epoch without a batch.
         sizes = Planner(recipe, method, images.labels, kept, prior, seed=0).batch_sizes
-        _check_network(recipe, images, sizes)
+        _check_images(spec, recipe, images, sizes)
 
 
-def precision_of(spec: RunSpec) -> str:
-    """``float32``, or what the spec's settings say."""
-    precision = spec.settings.get("precision", "float32")
-    return choice(precision, ("float32", "bfloat16"), name="precision")
-
-
-def _shape(recipe: Recipe, images: Images) -> tuple[int, int, int]:
-    side = recipe.image_size
-    return (3, side, side) if isinstance(images, ListedImages) else images.image_shape
-
-
-def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
-    """Refuse images of another kind than the recipe is for."""
+def _check_images(
+    spec: RunSpec, recipe: Recipe, images: Images, batch_sizes: Sequence[int]
+) -> None:
+    """Refuse images of another kind than the recipe and its network are for."""
     name = f"recipe {recipe.name!r}"
     if isinstance(images, ListedImages):
         check_recipe(recipe)
@@ -104,7 +97,9 @@ def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
                     f"{name} changes images (`{key}`), but {spec.dataset.name} holds embeddings, "
                     f"which come as they are; take the recipe embeddings (--recipe embeddings)."
                 )
-    channels, height, width = _shape(recipe, images)
+    side = recipe.image_size
+    shape = (3, side, side) if isinstance(images, ListedImages) else images.image_shape
+    channels, height, width = shape
     for key in ("mean", "std"):
         if len(getattr(recipe, key)) not in (1, channels):
             raise InputError(
@@ -123,15 +118,30 @@ def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
             f"{name}: `trivial_augment` is for pixels of 0 .. 255 in 1 or 3 channels, but these "
             f"images have 0 .. {largest} in {channels}; set trivial_augment=false."
         )
+    with torch.device("meta"):  # shapes without memory
+        network = new_network(recipe, images, seed=0)
+    if 1 not in batch_sizes:
+        return
+    try:
+        network.train(not recipe.freeze_backbone)
+        network(torch.empty(1, *shape, device="meta"))
+    except ValueError as error:
+        batch = "a batch" if recipe.batch_size == 1 else "the last batch of an epoch"
+        drop = "" if recipe.batch_size == 1 else "drop_last=true or "
+        raise InputError(
+            f"recipe {recipe.name!r}: {batch} would have 1 of {sum(batch_sizes)} examples, and "
+            f"batch norm in {recipe.model!r} needs two for images as small as these; set "
+            f"{drop}another batch_size."
+        ) from error
 
 
 def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
     """Refuse a run that has teachers it would not listen to, or should have some and has none."""
     name = f"train: recipe {recipe.name!r}"
-    teachers = names_of(spec)
+    teachers = TEACHERS in spec.settings
     changes = [recipe.crop_padding, recipe.flip, recipe.trivial_augment, recipe.cutout]
     changes += [recipe.cutmix > 0, recipe.mixup > 0]
-    if teachers and any(changes) and by_saved_logits(spec):
+    if teachers and any(changes) and SAVED in spec.settings:
         raise InputError(
             f"{name} crops, flips, augments or mixes images, but saved logits are of images as "
             f"they are; let the teachers' networks answer (without --teacher-logits), or set "
@@ -171,22 +181,3 @@ def _check_many_classes(
     for obstacle, there in obstacles.items():
         if there:
             raise InputError(f"recipe {recipe.name!r}: {setting}, but {obstacle}.")
-
-
-def _check_network(recipe: Recipe, images: Images, sizes: Sequence[int]) -> None:
-    """Refuse images too small for the network, and a batch of one where batch norm needs two."""
-    with torch.device("meta"):  # shapes without memory
-        network = new_network(recipe, images, seed=0)
-    if 1 not in sizes:
-        return
-    try:
-        network.train(not recipe.freeze_backbone)
-        network(torch.empty(1, *_shape(recipe, images), device="meta"))
-    except ValueError as error:
-        batch = "a batch" if recipe.batch_size == 1 else "the last batch of an epoch"
-        drop = "" if recipe.batch_size == 1 else "drop_last=true or "
-        raise InputError(
-            f"recipe {recipe.name!r}: {batch} would have 1 of {sum(sizes)} examples, and batch "
-            f"norm in {recipe.model!r} needs two for images as small as these; set {drop}another "
-            f"batch_size."
-        ) from error
