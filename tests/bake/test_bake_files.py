@@ -88,7 +88,7 @@ def test_weight_normalization(tmp_path, bias_mode):
 def test_in_place_with_force(tmp_path):
     path = saved(tmp_path, network())
     before = path.read_bytes()
-    with pytest.raises(InputError, match=r"model\.safetensors exists; pass force=True"):
+    with pytest.raises(InputError, match=r"model\.safetensors exists; pass `force=True`"):
         bake_logit_adjustment(path, PRIOR, out=path)
     bake_logit_adjustment(path, PRIOR, out=path, force=True)
     assert path.read_bytes() != before
@@ -114,7 +114,7 @@ def cut(folder):
         (lambda f: saved(f, network()), {"layer": "fc"}, r"no linear layer 'fc'; .* has '2' \(3"),
         (lambda f: saved(f, network()), {"prior": ClassPrior.from_counts([9, 1])},
          "no linear layer of 2 outputs, one per class; the model has '2'"),
-        (lambda f: saved(f, network()), {"out": None}, "`model` is a path, so pass out"),
+        (lambda f: saved(f, network()), {"out": None}, "`model` is a path, so pass `out=`"),
         (cut, {}, "is not a safetensors file"),
         (lambda f: f, {}, "is a folder without config.json"),
         (lambda f: text(f, name="model.pt"), {}, "pickles are never loaded; save the state dict"),

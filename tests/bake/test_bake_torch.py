@@ -174,7 +174,7 @@ def test_inputs_check_the_whole_module(answer, form):
     baked = bake_logit_adjustment(right, PRIOR, inputs=x)
     modes = [(part.training, part.drop.training, part.body.training) for part in (right, baked)]
     assert modes == [(True, True, False)] * 2
-    with pytest.warns(UserWarning, match=r"only layer body\.2 was checked.* pass inputs="):
+    with pytest.warns(UserWarning, match=r"only layer body\.2 was checked.* pass `inputs=`"):
         bake_logit_adjustment(wrong, PRIOR)
     with pytest.raises(InputError, match="the model does not give the adjusted logits"):
         bake_logit_adjustment(wrong, PRIOR, inputs=x)
@@ -281,7 +281,7 @@ def test_a_convolution_as_head():
     ids=["layer norm", "batch norm", "scale"],
 )
 def test_norms_and_scales_behind_the_layer_need_inputs(model):
-    with pytest.raises(InputError, match=r"may not be the last step.* pass inputs="):
+    with pytest.raises(InputError, match=r"may not be the last step.* pass `inputs=`"):
         bake_logit_adjustment(model, PRIOR)
     with pytest.raises(InputError, match="does not give the adjusted logits"):
         bake_logit_adjustment(model, PRIOR, inputs=torch.randn(30, 20))

@@ -222,8 +222,7 @@ def _bake(
     if record is not None:
         raise InputError(
             f"{_name(model)} is baked already: {record}, {record.how}; a second adjustment would "
-            f"favour the rare classes twice. Undo the first with unbake (on the command line: "
-            f"--undo)."
+            f"favour the rare classes twice. Undo the first with unbake, or --undo."
         )
     if target is None:
         return backend.bake(model, change, names, inputs)
@@ -283,14 +282,14 @@ def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:
             raise InputError("`out` is for paths; a model in memory is given back as a copy.")
         return None
     if out is None:
-        raise InputError("`model` is a path, so pass out=..., the file to write.")
+        raise InputError("`model` is a path, so pass `out=`, the file to write.")
     source, target = Path(model), Path(out)
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent} to write to.")
     if target.is_dir() or (target.exists() and source.is_dir()):
         raise InputError(f"{target} exists; name a new file or folder.")
     if target.exists() and not force:
-        raise InputError(f"{target} exists; pass force=True (--force) to replace it.")
+        raise InputError(f"{target} exists; pass `force=True` to replace it.")
     if target.suffix != source.suffix and source.is_file():
         raise InputError(f"what is made of {source} must end in {source.suffix}; got {target}.")
     return target

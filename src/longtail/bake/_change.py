@@ -27,6 +27,8 @@ FORMAT = 3
 KEY = "longtail.baked"
 ATTRIBUTE = "longtail_baked"
 
+# Types by the names of safetensors.
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 EPS = {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
 # The original weights travel in the record as text, and a safetensors header has its limit.
@@ -79,24 +81,14 @@ class RawTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """An adjustment, before the layer that takes it up is known.
-
-    Attributes:
-        tau: τ.
-        settings: what else decides the result, for the record.
-        num_classes: L, or None where only the layer knows.
-        prior: π; None for weight normalization.
-        shift: −τ (log π − log q − log c), shape (num_classes,); None for weight normalization.
-        norms: ν that were given, or None for those of the layer's own weights.
-        bias_mode: what weight normalization does with the bias.
-    """
+    """An adjustment, before the layer that takes it up is known."""
 
     tau: float
-    settings: dict[str, Any]
-    num_classes: int | None
-    prior: ClassPrior | None = None
-    shift: FloatArray | None = None
-    norms: FloatArray | None = None
+    settings: dict[str, Any]  # what else decides the result, for the record
+    num_classes: int | None  # None where only the layer knows
+    prior: ClassPrior | None = None  # None for weight normalization, as `shift`
+    shift: FloatArray | None = None  # −τ (log π − log q − log c), shape (num_classes,)
+    norms: FloatArray | None = None  # ν, or None for those of the layer's own weights
     bias_mode: str = "scale"
 
     def fits(self, width: int) -> bool:
@@ -108,13 +100,7 @@ class Change:
     def affine(
         self, width: int, weight: FloatArray | None = None, bias: FloatArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return s and c, shape (width,), for a layer of `width` outputs.
-
-        Args:
-            width: number of outputs.
-            weight: of the layer, (width, ...), where the norms are to be its own.
-            bias: of the layer, (width,).
-        """
+        """Return s and c, shape (width,), for a layer of `width` outputs."""
         if not self.fits(width):
             known = self.num_classes
             raise InputError(
@@ -248,12 +234,7 @@ def record_of_layers(change: Change, made: Mapping[str, BakedLayer]) -> str:
 def original_tensors(
     undo: Mapping[str, Any], now: Mapping[str, RawTensor | None]
 ) -> dict[str, RawTensor | None]:
-    """Return the tensors before baking, None for a bias that was not there.
-
-    Args:
-        undo: of `bake_layer`.
-        now: the tensors as they are, by ``weight`` and ``bias``.
-    """
+    """Return the tensors before baking by their parts, None for a bias that was not there."""
     found: dict[str, RawTensor | None] = {}
     for part, digest in undo["baked"].items():
         tensor, stored = now.get(part), undo[part]
@@ -271,14 +252,10 @@ def original_tensors(
 def pick(
     sizes: Mapping[str, tuple[int, int]], change: Change, named: Sequence[str], *, ordered: bool
 ) -> list[str]:
-    """Return the named layers, or the only one that can be the last.
+    """Return the named layers, or the only one that can be the last; `sizes` are (outputs, inputs).
 
-    Args:
-        sizes: outputs and inputs of each layer by name.
-        change: tells the number of classes.
-        named: names that the user gave.
-        ordered: the layers are in the order in which the network was built, so that one which
-            others follow must be named.
+    One that others follow must be named: in a network they are `ordered`, as it was built; in a
+    state dict those that take as many inputs may follow.
     """
     shown = listing(
         (f"{name or 'one layer'!r} ({sizes[name][0]} outputs)" for name in [*sizes][::-1]), most=5
@@ -303,7 +280,7 @@ def pick(
     if len(fitting) > 1 or followed:
         raise InputError(
             f"which layer is the last can't be told; the model has {shown}. Name the one whose "
-            f"outputs are the logits with layer=... (on the command line: --layer), or several."
+            f"outputs are the logits with `layer=`, or several."
         )
     return fitting
 
@@ -323,8 +300,7 @@ def close_enough(got: FloatArray, wanted: FloatArray, *, dtype: str, where: str)
     finite = np.isfinite(wanted)
     if not finite.any():
         raise InputError(
-            f"{where} gives only NaN or infinity where it is checked; pass real inputs with "
-            f"inputs=... (on the command line: --inputs FILE.npz)."
+            f"{where} gives only NaN or infinity where it is checked; pass real `inputs=`."
         )
     size = float(np.abs(wanted[finite]).max())
     difference = np.abs(np.where(got == wanted, 0.0, got - wanted))
@@ -332,6 +308,6 @@ def close_enough(got: FloatArray, wanted: FloatArray, *, dtype: str, where: str)
         raise InputError(
             f"after baking, {where} does not give the adjusted logits (off by "
             f"{np.max(difference):.3g}), so nothing was written: something behind the layer "
-            f"changes them. Name what holds the logits with layer=... or, in an ONNX model, "
-            f"output=... (on the command line: --layer, --output)."
+            f"changes them. Name what holds the logits with `layer=` or, in an ONNX model, "
+            f"`output=`."
         )

@@ -35,11 +35,10 @@ from onnx.numpy_helper import from_array, to_array
 from scipy.special import softmax
 
 from longtail._checks import FloatArray, InputError, listing
-from longtail.bake._change import KEY, BakeRecord, Change, close_enough
+from longtail.bake._change import DTYPES, KEY, BakeRecord, Change, close_enough
 from longtail.posthoc import SMALLEST_PROB
 from longtail.runs import files
 
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16"}
 _ENDS = {"Softmax", "LogSoftmax", "Sigmoid"}
 _LINEAR = {"Gemm", "MatMul", "Conv", "MatMulInteger", "ConvInteger"}
 _SAME = {"Identity", "Dropout"}
@@ -98,12 +97,12 @@ def bake(
     baked = graph.finish()
     after = _run(baked, graph.folder, [target.tensor for target in targets], feed)
     for target, (_, scale, offset) in zip(targets, applied, strict=True):
-        new, old = np.asarray(after[target.tensor]), target.values.astype(np.float64)
-        old = np.log(np.maximum(old, SMALLEST_PROB)) if target.probs else old
-        wanted = old * target.by_class(scale) + target.by_class(offset)
-        wanted = softmax(wanted, axis=target.axis) if target.probs else wanted
-        dtype, where = _DTYPES[new.dtype.name], repr(target.tensor)
-        close_enough(new.astype(np.float64), wanted, dtype=dtype, where=where)
+        pair = target.values, np.asarray(after[target.tensor])
+        old, new = (np.moveaxis(part.astype(np.float64), target.axis, -1) for part in pair)
+        wanted = (np.log(np.maximum(old, SMALLEST_PROB)) if target.probs else old) * scale + offset
+        wanted = softmax(wanted, axis=-1) if target.probs else wanted
+        dtype, where = DTYPES[target.values.dtype.name], repr(target.tensor)
+        close_enough(new, wanted, dtype=dtype, where=where)
     where, how = ", ".join(t.tensor for t in targets), " and ".join(how for how, *_ in applied)
     text = change.record(where=where, how=how, undo=graph.undo)
     baked.metadata_props.add(key=KEY, value=text)
@@ -128,14 +127,11 @@ def unbake(model: ModelProto) -> ModelProto:
                 stored[int(index)].ParseFromString(base64.b64decode(text))
     except IndexError:
         pass  # the digest tells
-    if _digest(original) != undo["original"]:
+    if hashlib.sha256(_bytes(original)).hexdigest() != undo["original"]:
         raise InputError(
             "the model was changed after it was baked, so the original can't be given back exactly."
         )
     return original
-
-
-# --- where the scores are ---------------------------------------------------------------------
 
 
 class _Graph:
@@ -214,7 +210,7 @@ class _Graph:
             nodes += [NodeProto.FromString(new.SerializeToString()), *self.behind[number]]
         del self.baked.graph.node[:]
         self.baked.graph.node.extend(nodes)
-        self.undo["original"] = _digest(self.model)
+        self.undo["original"] = hashlib.sha256(_bytes(self.model)).hexdigest()
         self.undo["opset"] = any(self.behind.values()) and not self.opset
         if self.undo["opset"]:
             self.baked.opset_import.append(helper.make_opsetid("", 11))
@@ -256,13 +252,12 @@ def _find(graph: _Graph, change: Change, output: Sequence[str]) -> list[_Target]
         raise InputError(
             f"no output is the softmax or the last linear layer{wanted}, or the probabilities of a "
             f"converted classifier; the model has {listing(shapes)}. If one of them, or a tensor "
-            f"inside, holds the logits, name it with output=... (on the command line: --output)."
+            f"inside, holds the logits, name it with `output=`."
         )
     if len(found) > 1 and not output:
         names = listing(repr(target.tensor) for target in found.values())
         raise InputError(
-            f"more than one output can be meant: {names}; name one with output=... (on the "
-            f"command line: --output), or several."
+            f"more than one output can be meant: {names}; name one with `output=`, or several."
         )
     return list(found.values())
 
@@ -293,7 +288,7 @@ def _target(graph: _Graph, name: str, change: Change, *, named: bool) -> _Target
     axes = [k for k in range(1, array.ndim) if change.fits(array.shape[k])]
     if maker.op_type in ("Conv", "Gemm", "MatMul"):
         axes = [1 if maker.op_type == "Conv" else array.ndim - 1]
-    if array.dtype.name not in _DTYPES or (len(axes) != 1 and array.ndim != 1):
+    if array.dtype.name not in DTYPES or (len(axes) != 1 and array.ndim != 1):
         return None
     width = array.shape[axes[0]] if axes else 1
     target = _layer(graph, name, axes[0] if axes else 0, width)
@@ -345,9 +340,6 @@ def _are_probs(array: NDArray[Any], axis: int) -> bool:
     return bool(array.min() >= -1e-6 and np.allclose(sums, 1, atol=1e-2))
 
 
-# --- changing them ----------------------------------------------------------------------------
-
-
 def _apply(graph: _Graph, target: _Target, change: Change) -> tuple[str, FloatArray, FloatArray]:
     """Change the model; return what was done, and s and c of s·f + c."""
     weight, bias = (None, None) if change.shift is not None else _weights(graph, target)
@@ -361,7 +353,7 @@ def _apply(graph: _Graph, target: _Target, change: Change) -> tuple[str, FloatAr
     if layer is not None and layer.op_type == "LinearClassifier":
         if target.width == 2:  # two margins, -d and d
             offset = np.diff(offset) * [-1, 1]
-        graph.undo["nodes"][target.layer] = _packed(layer)
+        graph.undo["nodes"][target.layer] = base64.b64encode(_bytes(layer)).decode()
         intercepts = np.array(_settings(layer).get("intercepts", 0.0)) + offset
         _keep(layer.attribute, lambda item: item.name != "intercepts")
         layer.attribute.append(helper.make_attribute("intercepts", intercepts.tolist()))
@@ -395,7 +387,7 @@ def _shift_bias(graph: _Graph, number: int, place: int, offset: FloatArray, dtyp
     index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
     readers = sum(list(other.input).count(given) for other in graph.nodes)
     if index is not None and readers == 1:
-        graph.undo["initializers"][index] = _packed(stored[index])
+        graph.undo["initializers"][index] = base64.b64encode(_bytes(stored[index])).decode()
         stored[index].CopyFrom(from_array(new, given))
     else:
         node.input[place] = graph.constant(new)
@@ -411,8 +403,7 @@ def _refuse_labels(graph: _Graph, target: _Target, start: str) -> None:
         if found.dtype.kind in "iub" and np.array_equal(found.ravel(), winners):
             raise InputError(
                 f"the output {name!r} would no longer be the class of the largest score; name the "
-                f"scores that it is made of with output=... (on the command line: --output), or "
-                f"leave it out of the model."
+                f"scores that it is made of with `output=`, or leave it out of the model."
             )
 
 
@@ -495,9 +486,6 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
     return None
 
 
-# --- running both -----------------------------------------------------------------------------
-
-
 def _first_run(
     graph: _Graph, inputs: Mapping[str, Any] | None, output: Sequence[str], change: Change
 ) -> Mapping[str, Any]:
@@ -515,8 +503,7 @@ def _first_run(
             return feed
     which = "random inputs, so it could not be checked; pass" if inputs is None else "`inputs`; use"
     raise InputError(
-        f"the model can't be run on {which} real ones with inputs=..., arrays by the name of each "
-        f"input (on the command line: --inputs FILE.npz): {reason}."
+        f"the model can't be run on {which} real `inputs=`, arrays by the name of each: {reason}."
     )
 
 
@@ -562,9 +549,6 @@ def _run(
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
-# --- small things -----------------------------------------------------------------------------
-
-
 def _load(path: Path) -> tuple[ModelProto, list[Path]]:
     """Read a model, and find the files beside it that hold its tensors; none may lie elsewhere."""
     try:
@@ -602,15 +586,11 @@ def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> 
                 f"another folder."
             )
     with files.atomic_path(out) as temporary:
-        temporary.write_bytes(model.SerializeToString(deterministic=True))
+        temporary.write_bytes(_bytes(model))
 
 
-def _digest(model: ModelProto) -> str:
-    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-
-
-def _packed(part: NodeProto | TensorProto) -> str:
-    return base64.b64encode(part.SerializeToString(deterministic=True)).decode()
+def _bytes(part: Any) -> bytes:
+    return bytes(part.SerializeToString(deterministic=True))
 
 
 def _settings(node: NodeProto) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from longtail._checks import InputError
 from longtail.bake._change import (
+    DTYPES,
+    FLOATS,
     BakeRecord,
     Change,
     RawTensor,
@@ -26,8 +28,6 @@ from longtail.bake._change import (
 )
 from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice
 from longtail.sklearn._scores import BAKED, PARTS, final_estimator, is_intact
-
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16"}
 
 
 def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> Any:
@@ -66,7 +66,7 @@ def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> 
         setattr(plain, PARTS[part], _array(tensor))
     scale, offset = change.affine(len(weight), weight, bias)
     got = np.asarray(plain.decision_function(rows), np.float64).reshape(len(rows), -1)
-    close_enough(got, old * scale + offset, dtype=_DTYPES[weight.dtype.name], where=name)
+    close_enough(got, old * scale + offset, dtype=DTYPES[weight.dtype.name], where=name)
     how = new.how.replace("weight", "coefficients").replace("bias", "intercepts")
     undo = {**new.undo, "number": number}
     setattr(after, BAKED, change.record(where=name, how=how, undo=undo))
@@ -100,9 +100,8 @@ def record_of(model: Any) -> BakeRecord | None:
 
 
 def _raw(array: Any) -> RawTensor:
-    return RawTensor(_DTYPES[array.dtype.name], array.shape, array.tobytes())
+    return RawTensor(DTYPES[array.dtype.name], array.shape, array.tobytes())
 
 
 def _array(tensor: Any) -> Any:
-    names = {kind: name for name, kind in _DTYPES.items()}
-    return np.frombuffer(tensor.data, names[tensor.dtype]).reshape(tensor.shape).copy()
+    return np.frombuffer(tensor.data, FLOATS[tensor.dtype]).reshape(tensor.shape).copy()

@@ -185,20 +185,13 @@ def _originals(
 
 
 class _File:
-    """A safetensors file, whose header the safetensors package has checked.
-
-    Attributes:
-        path: the file.
-        header: the bytes before the tensors.
-        metadata: texts by name.
-        entries: dtype, shape and data_offsets of each tensor by name.
-    """
+    """A safetensors file: its header, its metadata, and the entries of its tensors."""
 
     def __init__(self, path: Path) -> None:
         safetensors = _checks.require("safetensors", extra="train")
         try:
             with safetensors.safe_open(str(path), framework="numpy"):
-                pass
+                pass  # the package checks the header
         except (safetensors.SafetensorError, OSError) as error:
             raise InputError(f"{path} is not a safetensors file: {error}.") from error
         self.path = path

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from longtail._checks import InputError, as_numpy
 from longtail.bake._change import (
     ATTRIBUTE,
+    DTYPES,
     EPS,
     KEY,
     BakeRecord,
@@ -37,7 +38,6 @@ from longtail.losses import PairwiseMarginLoss
 from longtail.margins import Margin
 from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice, log_probs
 
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HARMLESS = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Identity, nn.Dropout, nn.Flatten)
 
@@ -129,12 +129,12 @@ def raw(tensor: Tensor) -> RawTensor:
     plain = tensor.detach().cpu().contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
     data = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-    return RawTensor(_DTYPES.get(name, name), tuple(tensor.shape), data)
+    return RawTensor(DTYPES.get(name, name), tuple(tensor.shape), data)
 
 
 def tensor_of(stored: RawTensor, like: Tensor) -> Tensor:
     """Return the tensor of some bytes, on the device of another."""
-    name = next(key for key, kind in _DTYPES.items() if kind == stored.dtype)
+    name = next(key for key, kind in DTYPES.items() if kind == stored.dtype)
     data = torch.frombuffer(bytearray(stored.data), dtype=torch.uint8)
     return data.view(getattr(torch, name)).reshape(stored.shape).to(like.device)
 
@@ -207,13 +207,13 @@ def _check_order(model: Any, name: str, label: str) -> None:
     if found:
         raise InputError(
             f"{label} may not be the last step, since the model has {found[0]} besides; pass "
-            f"inputs=..., what the model is called with, and the whole of it is checked."
+            f"`inputs=`, what the model is called with, and the whole of it is checked."
         )
     chain = all(isinstance(part, nn.Sequential) for part in around)
     if not chain or not all(isinstance(part, _HARMLESS) for part in later):
         warnings.warn(
             f"only {label} was checked, since what the model does behind it shows only when it "
-            f"runs; pass inputs=..., what the model is called with, to check the whole of it.",
+            f"runs; pass `inputs=`, what the model is called with, to check the whole of it.",
             stacklevel=5,
         )
 
@@ -232,7 +232,7 @@ def _check_whole(
     if not adjusted:
         raise InputError(
             "on `inputs` the layer decides no output of the model that has one number per class; "
-            "name the last layer with layer=..."
+            "name the last layer with `layer=`."
         )
 
 
