@@ -94,14 +94,6 @@ def test_other_floats_are_converted(tmp_path):
     np.testing.assert_array_equal(train.images[:, :, 0, 0], parts["features"])
 
 
-def test_large_copies_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("longtail.data.embeddings._COPIED", 100)
-    with pytest.raises(InputError, match=r"without a test part.*give test_features"):
-        read_embeddings(write(tmp_path, "npz", {"features": FEATURES, "labels": LABELS}))
-    with pytest.raises(InputError, match=r"as float64.*astype\(np.float32\)"):
-        read_embeddings(write(tmp_path, "npz", PARTS | {"features": FEATURES.astype(float)}))
-
-
 def spoiled(array, row, value):
     return np.where(np.arange(len(array))[:, None] == row, value, array).astype(np.float32)
 

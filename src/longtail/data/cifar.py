@@ -20,7 +20,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.images import ImageSet, LongTailedData
+from longtail.data.images import ImageSet
 
 
 @dataclass(frozen=True)
@@ -170,18 +170,3 @@ def verify_official(base: str, train: ImageSet, test: ImageSet, *, where: Path |
                 f"anew from {archive.url} (MD5 {archive.md5}), or, in Python, pass verify=False to "
                 f"use it all the same."
             )
-
-
-def verify_subset(base: str, data: LongTailedData) -> None:
-    """Refuse a subset that is not the literature's, where that is known.
-
-    The pool is right already, so this holds NumPy's generator to what it has always drawn.
-    """
-    key = f"{data.spec.profile}-{data.spec.imbalance_ratio:g}"
-    known = official_fingerprints()[base]["subsets"].get(key)
-    if known is not None and data.spec.seed == 0 and data.train.fingerprint != known["train"]:
-        raise InputError(
-            f"the subset {key} of {ARCHIVES[base].title} that was drawn here is not the "
-            f"literature's (fingerprint {data.train.fingerprint[:16]} instead of "
-            f"{known['train'][:16]}), though the files are: this NumPy shuffles differently."
-        )

@@ -28,7 +28,6 @@ from longtail.data.subsets import held_out_split
 from longtail.predictions.files import mapped_member
 
 TEST_FRACTION = 0.2  # of each class, where the file has no test part
-_COPIED = 2**31  # bytes of mapped features that may be copied into memory
 _BLOCK = 2**26  # bytes of features that are looked at at once
 
 _logger = logging.getLogger("longtail")
@@ -105,7 +104,6 @@ def read_embeddings(path: Path | str) -> tuple[ImageSet, ImageSet]:
 
 def _split(path: Path, train: ImageSet) -> tuple[ImageSet, ImageSet]:
     """Set the test part aside."""
-    _refuse_copy(path, train.images, "without a test part", "give test_features and test_labels")
     rows = np.flatnonzero(train.counts[train.labels] > 1)
     if not len(rows):
         raise InputError(f"{path}: every class has one example; there is nothing to learn from.")
@@ -116,15 +114,6 @@ def _split(path: Path, train: ImageSet) -> tuple[ImageSet, ImageSet]:
         *(path.name, f"{len(held):,}", f"{len(train):,}"),
     )
     return train.take(np.setdiff1d(np.arange(len(train)), held)), train.take(held)
-
-
-def _refuse_copy(path: Path, features: NDArray[Any], why: str, instead: str) -> None:
-    size = 4 * features.size
-    if size > _COPIED:
-        raise InputError(
-            f"{path}: {why}, {size / 1e9:.1f} GB of features would be copied into memory; "
-            f"{instead}."
-        )
 
 
 def _checked(
@@ -144,7 +133,6 @@ def _checked(
             f"{len(features):,} rows of features; they are {labels.dtype} of shape {labels.shape}."
         )
     if features.dtype != np.float32:
-        _refuse_copy(path, features, f"as {features.dtype}", "save them with .astype(np.float32)")
         features = features.astype(np.float32)
     rows = max(1, _BLOCK // (4 * features.shape[1]))
     for start in range(0, len(features), rows):

@@ -16,7 +16,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.cifar import ARCHIVES, read_cifar, verify_official, verify_subset
+from longtail.data.cifar import ARCHIVES, read_cifar, verify_official
 from longtail.data.decoding import Progress
 from longtail.data.digits import read_digits
 from longtail.data.embeddings import is_embeddings, read_embeddings
@@ -123,10 +123,7 @@ def load(
             f"there is no data set, file or folder {str(name)!r}; the data sets are "
             f"{', '.join(DATASETS)}. A path may name a frozen file or a folder of images."
         )
-    data = make_long_tailed(pool, test, _complete(asked, pool, fit), development=development)
-    if verify and official:
-        verify_subset(official, data)
-    return data
+    return make_long_tailed(pool, test, _complete(asked, pool, fit), development=development)
 
 
 def _complete(asked: DataSpec, pool: ImageSet, fit: bool) -> DataSpec:

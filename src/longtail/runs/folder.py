@@ -360,18 +360,13 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
             mine, theirs = run.record["splits"][name], other.record["splits"][name]
             both = None not in (mine["data"], theirs["data"])
             if mine["target"] != theirs["target"] or (both and mine["data"] != theirs["data"]):
-                raise judged_apart(other, run, name)
-
-
-def judged_apart(one: Run, other: Run, split: str) -> RunError:
-    """Return the error for two runs whose logits of a split are of different examples."""
-    way_out = "compare runs of one held-out part"
-    if split != "held-out":
-        way_out = f"judge both again with `longtail evaluate RUN --split {split} --force`"
-    return RunError(
-        f"{one.folder} and {other.folder} have different examples in the split {split!r}; "
-        f"{way_out}."
-    )
+                way_out = f"judge both again with `longtail evaluate RUN --split {name} --force`"
+                if name == "held-out":
+                    way_out = "compare runs of one held-out part"
+                raise RunError(
+                    f"{other.folder} and {run.folder} have different examples in the split "
+                    f"{name!r}; {way_out}."
+                )
 
 
 def same_training(run: Run, fingerprint: str) -> None:
