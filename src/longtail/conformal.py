@@ -117,8 +117,6 @@ class PredictionSets:
 
     def predict(self, logits: Any) -> BoolArray:
         """Return the sets, shape (examples, num_classes): True for the classes in them."""
-        if not hasattr(self, "thresholds_"):
-            raise InputError("PredictionSets.predict: call fit with held-out examples first.")
         return np.asarray(self._scores(logits, self.prior_) <= self.thresholds_)
 
     def evaluate(self, logits: Any, target: Any, *, level: float = 0.95) -> SetEvaluation:
@@ -165,7 +163,7 @@ class PredictionSets:
         return np.asarray(-log_softmax(array, axis=1))
 
     def _thresholds(self, method: str, own: FloatArray, labels: IntArray) -> FloatArray:
-        """The thresholds by the true classes' scores, which are sorted."""
+        """Return the thresholds from the true classes' scores, which are sorted."""
         counts, classes = self.counts_, np.arange(len(self.counts_))
         if method == "interpolated":
             alone, macro = (self._thresholds(m, own, labels) for m in ("classwise", "macro"))
@@ -177,19 +175,16 @@ class PredictionSets:
             weights, alone = np.full(len(own), 1 / len(own)), np.full(len(counts), 1 / len(own))
             return _quantile(own, weights, self.coverage * (1 + alone))
         groups = {"macro": [classes], "classwise": list(classes[:, None])}
-        thresholds, of = np.empty(len(counts)), np.empty(len(counts), dtype=int)
-        parts = groups.get(method) or self._clusters()
-        for i, group in enumerate(parts):
-            of[group] = i
-        for i, group in enumerate(parts):
-            among = of[labels] == i
+        thresholds = np.empty(len(counts))
+        for group in groups.get(method) or self._clusters():
+            among = np.isin(labels, group)
             share = 1 / (max(1, np.count_nonzero(counts[group])) * np.maximum(counts, 1))
             levels = self.coverage * (1 + share[group])
             thresholds[group] = _quantile(own[among], share[labels[among]], levels)
         return thresholds
 
     def _clusters(self) -> list[IntArray]:
-        """Classes in order of training frequency, cut where enough held-out examples are."""
+        """Return classes by training frequency, cut where enough held-out examples are."""
         clusters: list[list[int]] = [[]]
         for y in np.argsort(-self.prior_.probs, kind="stable"):
             if self.counts_[clusters[-1]].sum() >= self.cluster_examples:
@@ -201,7 +196,7 @@ class PredictionSets:
 
 
 def _quantile(values: FloatArray, weights: FloatArray, levels: FloatArray) -> FloatArray:
-    """The least of the sorted values with as much weight up to it as each level; else infinity."""
+    """Return the least sorted value with as much weight up to it as each level; else infinity."""
     places = np.searchsorted(np.cumsum(weights), levels - 1e-12)
     return np.asarray(np.append(values, np.inf)[places])
 
@@ -235,7 +230,7 @@ class SetEvaluation:
     level: float = field(default=0.95)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists for JSON."""
+        """Return plain numbers and lists for JSON."""
         return {
             "macro_coverage": self.macro,
             "macro_interval": list(self.macro_interval),
@@ -250,17 +245,14 @@ class SetEvaluation:
     def __str__(self) -> str:
         low, high = self.macro_interval
         worst = int(np.nanargmin(self.per_class))
-        ends = f"{self.low[worst]:.1%} to {self.high[worst]:.1%}"
-        return "\n".join(
-            [
-                f"macro coverage {self.macro:.1%} ({self.level:.0%} interval {low:.1%} to "
-                f"{high:.1%}), marginal {self.marginal:.1%}",
-                f"  worst class {worst}: {self.per_class[worst]:.1%} of {self.counts[worst]} "
-                f"examples ({ends})",
-                f"  sets of {self.sizes.mean():.2f} classes in the mean, "
-                f"{np.quantile(self.sizes, 0.9):.0f} at the 90% quantile; "
-                f"{(self.sizes == 0).mean():.1%} empty",
-            ]
+        return (
+            f"macro coverage {self.macro:.1%} ({self.level:.0%} interval {low:.1%} to "
+            f"{high:.1%}), marginal {self.marginal:.1%}\n"
+            f"  worst class {worst}: {self.per_class[worst]:.1%} of {self.counts[worst]} "
+            f"examples ({self.low[worst]:.1%} to {self.high[worst]:.1%})\n"
+            f"  sets of {self.sizes.mean():.2f} classes in the mean, "
+            f"{np.quantile(self.sizes, 0.9):.0f} at the 90% quantile; "
+            f"{(self.sizes == 0).mean():.1%} empty"
         )
 
 
@@ -278,12 +270,7 @@ def evaluate_sets(sets: Any, target: Any, *, level: float = 0.95) -> SetEvaluati
         >>> found.per_class, found.macro, found.sizes
         (array([1. , 0.5]), 0.75, array([1, 2, 1, 1]))
     """
-    members = _checks.as_numpy(sets)
-    if members.ndim != 2 or members.dtype != bool:
-        raise InputError(
-            f"`sets` must be boolean, of shape (examples, classes); got {members.dtype} of shape "
-            f"{members.shape}."
-        )
+    members = _checks.as_numpy(sets).astype(bool)
     labels = _checks.labels(target, num_classes=members.shape[1])
     _checks.same_length(members, labels, name="sets")
     level = _checks.fraction(level, name="level", below_one=True)
@@ -400,12 +387,11 @@ class PredictionSetClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator
 
     def _places(self, y: Any) -> IntArray:
         labels = np.asarray(y)
-        places = np.searchsorted(self.classes_, labels)
-        places = np.minimum(places, len(self.classes_) - 1)
-        unknown = self.classes_[places] != labels
-        if unknown.any():
+        places = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+        unknown = labels[self.classes_[places] != labels]
+        if len(unknown):
             raise InputError(
-                f"PredictionSetClassifier: `y` has the label {str(labels[unknown][0])!r}, which is "
-                f"not among the estimator's classes."
+                f"PredictionSetClassifier: `y` has the label {str(unknown[0])!r}, which is not "
+                f"among the estimator's classes."
             )
         return places

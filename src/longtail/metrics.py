@@ -44,9 +44,6 @@ class _Mergeable:
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             fixed = item.metadata.get("fixed", False)
             alike = np.array_equal(mine, theirs) if fixed else np.shape(mine) == np.shape(theirs)
-            # Equal priors may hold other numbers of examples, which make the groups.
-            if isinstance(mine, ClassPrior) and alike:
-                alike = np.array_equal(mine.counts, theirs.counts)  # type: ignore[arg-type]
             if not alike:
                 raise InputError(
                     f"only results of the same classes and settings can be added, but the two "
@@ -321,13 +318,13 @@ class Evaluation(_Mergeable):
 
 
 def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
-    """part / whole, NaN where there is nothing to divide by."""
+    """Return part / whole, NaN where there is nothing to divide by."""
     nothing = np.full(np.shape(whole), np.nan)
     return np.asarray(np.divide(part, whole, out=nothing, where=whole > 0), dtype=np.float64)
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: results as dicts, arrays as lists, no NaN, no infinity."""
+    """Return the value as JSON has it: results as dicts, arrays as lists, no NaN, no infinity."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, np.ndarray):
@@ -603,7 +600,7 @@ def bin_of(confidence: FloatArray, edges: FloatArray) -> IntArray:
 def _decide(
     target: Any, predictions: Any, num_classes: int | None, sample_weight: Any
 ) -> tuple[IntArray, IntArray, int, FloatArray | None]:
-    """Checked labels, predicted labels, the number of classes and weights."""
+    """Return checked labels, predicted labels, the number of classes and weights."""
     if num_classes is not None:
         num_classes = _checks.whole(num_classes, name="num_classes")
     predictions = _checks.as_numpy(predictions)
@@ -632,7 +629,7 @@ def _decide(
 def _errors(
     target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None, missing: str
 ) -> PerClassError:
-    """Errors by class; refuses a class without examples unless missing="skip"."""
+    """Return errors by class; refuse a class without examples unless missing="skip"."""
     _checks.choice(missing, ("error", "skip"), name="missing")
     wrong = predicted != target
     counts = np.bincount(target if weight is None else target[weight > 0], minlength=width)
@@ -651,7 +648,7 @@ def _errors(
 def _probabilities(
     chunk: NDArray[Any], labels: IntArray, inputs: str, first_row: int
 ) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Probabilities (a fresh array), −log p_y and the decision of each row of one chunk."""
+    """Return probabilities (a fresh array), −log p_y and the decision of each row of a chunk."""
     order = np.arange(len(labels))
     if inputs == "probs":
         _checks.probability_rows(chunk, first_row=first_row)
@@ -671,8 +668,10 @@ def _probabilities(
 def _binned(
     probs: FloatArray, labels: IntArray, weight: FloatArray, edges: FloatArray
 ) -> FloatArray:
-    """Counts, weights, confidences and hits of one chunk, shape (4, num_classes, bins); label −1
-    is none of these classes."""
+    """Return counts, weights, confidences and hits of one chunk, shape (4, num_classes, bins).
+
+    Label −1 is none of these classes.
+    """
     width, bins = probs.shape[1], len(edges) - 1
     # Of many classes' probabilities all but a few are in the first bin, which gets what the others
     # leave.

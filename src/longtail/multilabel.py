@@ -214,7 +214,7 @@ def tune_multilabel(
 
 
 def _rates(values: Any, num_labels: int, *, name: str) -> FloatArray:
-    """One share of examples per label, between 0 and 1; 1/2 each for None."""
+    """Return one share of examples per label, between 0 and 1; 1/2 each for None."""
     if values is None:
         return np.full(num_labels, 0.5)
     if not isinstance(values, ClassPrior):
@@ -229,7 +229,7 @@ def _rates(values: Any, num_labels: int, *, name: str) -> FloatArray:
 
 
 def _indicators(values: Any, *, name: str) -> NDArray[np.bool_]:
-    """An (examples, num_labels) matrix of 0 and 1, as booleans."""
+    """Return an (examples, num_labels) matrix of 0 and 1, as booleans."""
     array = _checks.as_numpy(values)
     if array.ndim != 2 or not array.size or not ((array == 0) | (array == 1)).all():
         raise InputError(
@@ -250,7 +250,7 @@ def _refuse_probabilities(found: NDArray[Any] | None) -> None:
 
 
 def _checked_logits(logits: Any) -> NDArray[Any]:
-    """Finite logits, shape (examples, num_labels)."""
+    """Return finite logits, shape (examples, num_labels)."""
     array = _checks.matrix(logits, finite=False)
     if not np.isfinite(array).all():
         raise InputError(
