@@ -21,53 +21,48 @@ _PLAIN = {"softmax", "label-smoothing"}  # methods that leave the classes' frequ
 
 
 def open_runs(given: list[Path], *, split: str | None = None, anew: bool = False) -> list[Run]:
-    """Return every run that was named, itself or by a folder above it; each once, none edited.
+    """Return the runs that are named, directly or by a folder above them, each once.
 
     Args:
         given: run folders, and folders of runs.
-        split: whose logits are wanted; a run in a folder that can't give them is left out: an
-            ensemble, and of the held-out part one that has none.
-        anew: compute them, which no ensemble can, also where they are there.
+        split: of the logits that are needed. Of a folder, runs that can't have them are left out:
+            ensembles, and for the held-out part runs without one.
+        anew: compute them even where they are there.
     """
 
     def able(_: Path, runs: list[Run]) -> list[Run]:
         if split is None:
             return runs
-        unable = [run for run in runs if run.members and (anew or split not in run.splits)]
-        if unable and len(unable) == len(runs) and not anew:
-            runs[0].logits(split)  # says how to make them
-        for run in unable:
-            why = "a network" if anew else f"logits of the split {split!r}"
-            _console.warning_line(f"left out {run.folder}, an ensemble without {why}")
-        return _with_part([run for run in runs if run not in unable], split)
+        idle = [run for run in runs if run.members and (anew or split not in run.splits)]
+        why = "a network" if anew else f"logits of the split {split!r}"
+        return _with_part(_without(runs, idle, f"ensembles without {why}"), split)
 
     return _opened(given, able, split=split)
 
 
 def open_members(given: list[Path], *, split: str) -> list[Run]:
-    """Return the runs to average on a split, each once; what is left out is said.
+    """Return the runs whose logits on a split are to be averaged, each once.
 
-    No ensemble is a member of another. Of a folder those are left out that learnt from others in
-    it, and those that lack the held-out part where that is wanted.
+    Ensembles are left out, and of a folder runs that learnt from others in it and, for the
+    held-out part, runs without one.
     """
     from longtail.runs import DataSpec
     from longtail.runs.ensemble import ensemble_spec
 
     found = _opened(given, lambda path, runs: _with_part(_untaught(path, runs), split), split=split)
     together = [run for run in found if run.members]
-    why = "is an ensemble" if len(together) == 1 else "are ensembles"
-    members = _without(found, together, f"which {why}", " (only trained runs are averaged)")
+    members = _without(found, together, "ensembles; only trained runs are averaged")
     _warn_of_frequencies(members)
-    ensemble_spec(DataSpec("any"), [run.name for run in members])  # refuses one, before any work
+    ensemble_spec(DataSpec("any"), [run.name for run in members])  # a single run is refused here
     return members
 
 
 def open_teachers(given: list[Path]) -> list[Run]:
     """Return the runs to learn from, each once; none if none are given.
 
-    A folder may be where the students go, too: those of its runs that learnt from others in it are
-    left out, so that the same command means the same teachers again. An ensemble among its own
-    members adds nothing to them.
+    Students may go into the folder that their teachers are in: runs that learnt from others in it
+    are left out, so that the same command means the same teachers again. So are ensembles whose
+    members are all there.
     """
     found = _opened(given, _untaught) if given else []
     _warn_of_frequencies(found)
@@ -76,8 +71,8 @@ def open_teachers(given: list[Path]) -> list[Run]:
 
 
 def _warn_of_frequencies(runs: list[Run]) -> None:
-    """Say that runs whose logits are to be averaged answer for different class frequencies."""
-    alone = [run for run in runs if not run.members]  # an ensemble was told when it was made
+    """Warn that runs whose logits are to be averaged assume different class frequencies."""
+    alone = [run for run in runs if not run.members]
     plain = [run for run in alone if set(run.spec.method.name.split("+")) <= _PLAIN]
     other = [run for run in alone if run not in plain]
     if plain and other:
@@ -89,29 +84,23 @@ def _warn_of_frequencies(runs: list[Run]) -> None:
 
 
 def _untaught(path: Path, runs: list[Run]) -> list[Run]:
-    """Return the runs of a folder without those whose teachers are all there."""
     there = {run.name for run in runs}
     taught = [run for run in runs if run.teachers and set(run.teachers) <= there]
-    hint = " (name runs one by one to take any)"
-    return _without(runs, taught, f"which learnt from others in {path}", hint)
+    return _without(runs, taught, f"learnt from others in {path}; name runs one by one to take any")
 
 
 def _with_part(runs: list[Run], split: str) -> list[Run]:
-    """Return the runs that have the held-out part, if that is the split.
-
-    All other logits can be computed; these were written when training ended, or never.
-    """
+    # All other logits can be computed; these were written when training ended, or never.
     lacking = [run for run in runs if split == "held-out" and split not in run.splits]
-    have = "has" if len(lacking) == 1 else "have"
-    return _without(runs, lacking, f"which {have} no held-out part")
+    return _without(runs, lacking, "no held-out part")
 
 
-def _without(runs: list[Run], left_out: list[Run], why: str, hint: str = "") -> list[Run]:
-    """Return the runs without those that are left out, which are named."""
+def _without(runs: list[Run], left_out: list[Run], why: str) -> list[Run]:
+    """Return the runs that are not left out, and print the names of the others."""
     from longtail._checks import listing
 
     if left_out:
-        text = f"Left out: {listing(run.folder for run in left_out)}, {why}{hint}."
+        text = f"Left out: {listing(run.folder for run in left_out)} ({why})."
         _console.note(_console.wrapped(text))
     return [run for run in runs if run not in left_out]
 
@@ -119,12 +108,12 @@ def _without(runs: list[Run], left_out: list[Run], why: str, hint: str = "") -> 
 def _opened(
     given: list[Path], choose: Callable[[Path, list[Run]], list[Run]], *, split: str | None = None
 ) -> list[Run]:
-    """Return runs that were named, and those chosen of the finished ones in folders."""
+    """Return runs that are named, and those chosen of the finished ones in folders."""
     from longtail._checks import InputError
     from longtail.runs import Run, run_folders
 
     found: dict[Path, Run] = {}
-    finished = 0
+    any_finished = False
     for path in given:
         inside = [] if (path / "run.json").exists() or not path.is_dir() else run_folders(path)
         # Named itself, a half-written run is an error; in a folder it is left out.
@@ -133,12 +122,12 @@ def _opened(
             if not run.finished:
                 _console.warning_line(f"left out {run.folder}, which is half written")
         runs = [run for run in runs if run.finished]
-        finished += len(runs)
+        any_finished = any_finished or bool(runs)
         for run in choose(path, runs) if inside else runs:
             found.setdefault(run.folder.resolve(), run)
     if not found:
-        what = "is finished" if not finished else "can be used here"
-        if finished and split == "held-out":
+        what = "can be used here" if any_finished else "is finished"
+        if any_finished and split == "held-out":
             what = "has a held-out part; train with --held-out 0.2"
         raise InputError(f"none of the runs there {what}.")
     return list(found.values())
