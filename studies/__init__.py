@@ -1,1 +1,1 @@
-"""What we claim: the paper's tables and figures, and our own studies, run from a checkout."""
+"""The paper's tables and figures, and our own studies, run from a checkout."""

@@ -1,4 +1,4 @@
-"""What the studies' pages are made of: tables, templates, figures, and the terminal.
+"""Parts of the studies' pages: tables, templates, figures, and the terminal.
 
 A page is a Jinja template, ``studies/pages/NAME.md.j2``, that gets plain values and tables::
 
@@ -231,7 +231,7 @@ def cells_table(column: Column, rows: Iterable[Row], *, title: str, note: str = 
 
 
 def facts(records: Sequence[Record]) -> dict[str, Any]:
-    """What every page of trained runs says of them: how many, their minutes, the devices."""
+    """Number, training minutes and devices of runs, which every page states."""
     names = sorted({str(one.document["device"]) for one in records})
     minutes = sum(one.seconds for one in records) / 60
     return {"runs": len(records), "minutes": minutes, "devices": listing(names or ["any device"])}

@@ -333,7 +333,7 @@ def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:
 
 
 def _variants(run: Run) -> dict[str, dict[str, Any]]:
-    """What `tune_normalization` is asked for each variant of a run; nothing for `tune_tau`."""
+    """Options of `tune_normalization` for each variant of a run; none for `tune_tau`."""
     method, head = run.spec.method.name, run.head
     if method == "logit-adjusted":
         return {ADJUSTED: {}}
@@ -482,7 +482,7 @@ class Shelf:
         return [one for one in found if one is not None]
 
     def is_whole(self, runs: Runs, seed: int) -> bool:
-        """Whether a run's record has all that tables need, the τ of its partner included."""
+        """Return True for a run whose record has all that tables need, its partner's τ too."""
         found = self.get(runs, seed)
         if found is None or (runs.dev and found.again is None):
             return False
@@ -724,7 +724,7 @@ def device_of(options: argparse.Namespace) -> Any:
 
 
 def precision_of(options: argparse.Namespace) -> str:
-    """What ``--precision`` says: bfloat16 on a GPU if absent."""
+    """Precision that ``--precision`` names: bfloat16 on a GPU if absent."""
     default = "bfloat16" if device_of(options).type == "cuda" else "float32"
     return str(options.precision or default)
 
@@ -861,7 +861,7 @@ class Column:
 
     @property
     def seeds(self) -> int:
-        """How many seeds there should be of the runs."""
+        """Number of seeds that there should be of the runs."""
         return max(len(one.seeds) for one in self.runs.values())
 
     @property

@@ -76,7 +76,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """As people read it."""
+        """Title for people."""
         return f"{LARGE[self.dataset].title}, {NETWORKS[self.model]}, {self.epochs} epochs"
 
     @property

@@ -48,7 +48,7 @@ TITLE = "Balanced error above Bayes at the class sizes of ImageNet-LT and iNatur
 
 @dataclass(frozen=True)
 class Settings:
-    """What is sampled and solved."""
+    """Sizes of samples and of the regressions."""
 
     dimension: int = 16  # of the features
     # By data set, the standard deviation of the centres' coordinates; these give a Bayes balanced
@@ -347,7 +347,7 @@ class _Problem:
         )  # read-only, a prior's
 
     def _pieces(self, weights: np.ndarray) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Which examples, their logits and their probabilities; memory is used again."""
+        """Yield examples, their logits and their probabilities; memory is used again."""
         import torch
 
         device = self.features.device

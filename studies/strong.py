@@ -1,4 +1,4 @@
-"""How far the plain logit-adjusted loss goes on CIFAR-LT: docs/how-far.md, its figure and table.
+"""The plain logit-adjusted loss on CIFAR-LT as far as it goes: docs/how-far.md, its figure, a table.
 
 `runs_of` lists every run: the recipe `strong`, teachers that are trained in different ways, their
 students, the best students (of more or of longer teachers), and what each ingredient changes.
@@ -218,7 +218,7 @@ class Line:
 
     @property
     def taus(self) -> np.ndarray:
-        """That τ of each run."""
+        """τ of the development set for each run."""
         return np.array([one.again.tau for one in self.records])
 
     @property
@@ -228,7 +228,7 @@ class Line:
 
     @property
     def dev_tuned(self) -> np.ndarray:
-        """The same at the τ that was chosen there, shape (runs,)."""
+        """Balanced error there at the τ that was chosen there, shape (runs,)."""
         return np.array([one.document["again"]["dev_error"] for one in self.records])
 
     @property
@@ -245,7 +245,7 @@ class Line:
 
     @property
     def minutes(self) -> float:
-        """What one such network costs, its teachers included."""
+        """Cost of one such network, its teachers included."""
         own = np.mean([one.seconds for one in self.records])
         return float(own + self.taught_seconds) / 60
 
@@ -312,7 +312,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """As people read it."""
+        """Title for people."""
         return f"{TITLES[self.dataset]}, imbalance ratio {self.ratio:g}"
 
 

@@ -231,7 +231,7 @@ def corrected(method: str, separator: np.ndarray, prior: ClassPrior, tau: float)
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What the study found, by method; post-hoc ones at τ = 1."""
+    """Results of the study, by method; post-hoc ones at τ = 1."""
 
     separators: dict[str, np.ndarray]  # rows (w₁, w₂, b), shape (trials, 3)
     sampled: dict[str, np.ndarray]  # balanced error on the test sample, shape (trials,)

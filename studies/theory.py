@@ -427,7 +427,7 @@ def uneven(hard: HardMargin, delta_pos: float, delta_neg: float) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Separable:
-    """What losses do to separable classes."""
+    """Separators of separable classes, by loss."""
 
     # By loss over λ, shape (trials, penalties): half gaps from the middle, +1 being the common
     # class's nearest samples.

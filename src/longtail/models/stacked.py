@@ -50,7 +50,7 @@ class StackedHead(nn.Module):
 
 
 def can_stack(name: str) -> bool:
-    """Whether networks of this name are to stand side by side.
+    """Return True for networks of this name that can stand side by side.
 
     Wider ones than the grouped kernels serve (`kernels.grouped_conv`) go by themselves.
 

@@ -53,7 +53,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and prints."""
+        """True for the process that writes and prints."""
         return self.rank == 0
 
     def share(self, size: int) -> slice:

@@ -46,7 +46,7 @@ def _mesh(world: World, device: torch.device) -> Any:
 
 
 def without_head(model: nn.Module) -> nn.Module:
-    """The same network, sharing its layers, but with the features for logits."""
+    """A network that shares the layers, with the features in place of logits."""
     trunk = copy.copy(model)
     trunk._modules = {**model._modules, "fc": nn.Identity()}
     return trunk

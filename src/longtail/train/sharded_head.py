@@ -52,8 +52,8 @@ _REDUCE_SCATTER: Callable[..., Any] = getattr(
 class Slice(NamedTuple):
     """The classes start .. stop − 1 of `num_classes`, which process `rank` of `size` holds.
 
-    They are cut as `torch.chunk` does, so the last ones may be shorter or empty. `group` is whom
-    to talk to, None where there is nobody.
+    They are cut as `torch.chunk` does, so the last ones may be shorter or empty. `group` are
+    the processes, None for a single one.
 
     Examples:
         >>> [Slice.cut(11, rank=rank, size=3)[:2] for rank in range(3)]
@@ -100,7 +100,7 @@ class Slice(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many classes it holds."""
+        """Number of classes it holds."""
         return self.stop - self.start
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class Rows(NamedTuple):
         return torch.cat([own, own.new_full((missing, *own.shape[1:]), value)])
 
     def places(self, device: torch.device) -> Tensor:
-        """Where the rows are that are not padding, in the order of the processes."""
+        """Positions of the rows that are not padding, in the order of the processes."""
         starts = (rank * self.length for rank in range(len(self.counts)))
         pairs = zip(starts, self.counts, strict=True)
         return torch.cat([torch.arange(s, s + n, device=device) for s, n in pairs])
@@ -357,7 +357,7 @@ class _Scores:
     Attributes:
         logits: features @ weight.T, shape (N, width).
         mine: bool, shape (N, 1): whether the target is one of this process's classes.
-        index: where among them, int64, shape (N, 1); 0 where it is none of them.
+        index: where among them, int64, shape (N, 1); 0 for other classes.
     """
 
     def __init__(

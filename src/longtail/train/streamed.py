@@ -46,7 +46,7 @@ _IN_MEMORY |= {"mixup", "mixup_alpha", "mix_partner", "sam_rho", "ema_decay", "d
 
 @dataclass(frozen=True)
 class Streaming:
-    """How images get from disk into gradients: speed and memory, not what is computed.
+    """Settings of speed and memory for images from disk; they do not change what is computed.
 
     Attributes:
         workers: processes that decode, for each training process; its share of the cores if None.
@@ -280,7 +280,7 @@ class StreamedTraining:
         self._waiting = self._fetch(self.at + 1)  # while the device works
 
     def _draw(self, size: int) -> Tensor | None:
-        """What the loss draws for a step, over the global batch."""
+        """Draw what the loss needs for a step, over the global batch."""
         if self.sampled is not None:
             return self.sampled.draw()
         if isinstance(self.criterion, EqualizedThresholdLoss):
