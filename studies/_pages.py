@@ -134,44 +134,47 @@ class Writer:
     """Writes a page and its figures; call it with the page's text.
 
     Attributes:
-        root: below which.
+        root: below which; None to write nothing.
         path: of the page, from there.
         written: what was written so far.
     """
 
-    root: Path
+    root: Path | None
     path: Path
     written: list[Path] = field(default_factory=list)
 
     def __call__(self, text: str) -> None:
-        self.written.append(write_text(self.root / self.path, text))
+        self._write(self.path, text)
 
     def figure(self, name: str, figure: Any | None, *, title: str) -> None:
         """Write a matplotlib Figure as SVG into a folder of the page's name; None is left out."""
-        if figure is None:
+        if figure is None or self.root is None:
             return
         buffer = io.StringIO()
         with figures.style():
             metadata = {"Date": None, "Creator": "longtail", "Title": title}
             figure.savefig(buffer, format="svg", metadata=metadata)
-        path = self.root / self.path.with_suffix("") / f"{name}.svg"
-        self.written.append(write_text(path, buffer.getvalue()))
+        self._write(self.path.with_suffix("") / f"{name}.svg", buffer.getvalue())
 
     def block(self, path: str, marks: str, text: str) -> None:
         """Replace what stands between two marks of another page, if that page is there."""
-        page, begin, end = self.root / path, f"<!-- {marks}: begin -->", f"<!-- {marks}: end -->"
-        if not page.exists():
+        if self.root is None or not (self.root / path).exists():
             return
-        old = page.read_text(encoding="utf-8")
+        begin, end = f"<!-- {marks}: begin -->", f"<!-- {marks}: end -->"
+        old = (self.root / path).read_text(encoding="utf-8")
         if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
-            raise InputError(f"{page} must have the lines {begin} and {end}, once and in order.")
+            raise InputError(f"{path} must have the lines {begin} and {end}, once and in order.")
         before, after = old[: old.index(begin)], old[old.index(end) + len(end) :]
-        write_text(page, f"{before}{begin}\n{text.strip()}\n{end}{after}")
-        self.written.append(page)
+        self._write(Path(path), f"{before}{begin}\n{text.strip()}\n{end}{after}")
+
+    def _write(self, path: Path, text: str) -> None:
+        if self.root is not None:
+            write_text(self.root / path, text)
+            self.written.append(path)
 
 
 @contextmanager
-def page(options: argparse.Namespace, path: str) -> Iterator[Writer | _Nowhere]:
+def page(options: argparse.Namespace, path: str) -> Iterator[Writer]:
     """A `Writer` for a page of this checkout, or of ``--out``.
 
     A trial in small must not replace the checkout's page: with options that change what is shown
@@ -184,19 +187,11 @@ def page(options: argparse.Namespace, path: str) -> Iterator[Writer | _Nowhere]:
     ]
     if options.out is None and changed:
         note(f"The page is left as it is, because of {listing(changed)}; --out FOLDER writes one.")
-        yield _Nowhere()
+        yield Writer(None, Path(path))
         return
     writer = Writer(options.out or ROOT, Path(path))
     yield writer
-    names = [str(path.relative_to(writer.root)) for path in writer.written]
-    note(f"Written below {writer.root}: {', '.join(names)}")
-
-
-class _Nowhere:
-    def __call__(self, text: str) -> None:
-        pass
-
-    figure = block = lambda self, *_, **__: None
+    note(f"Written below {writer.root}: {', '.join(map(str, writer.written))}")
 
 
 # ---------------------------------------------------------------------------- tables

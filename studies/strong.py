@@ -1,4 +1,4 @@
-"""The plain logit-adjusted loss on CIFAR-LT as far as it goes: docs/how-far.md, its figure, a table.
+"""The plain logit-adjusted loss on CIFAR-LT as far as it goes: docs/how-far.md and its figure.
 
 `runs_of` lists every run: the recipe `strong`, teachers that are trained in different ways, their
 students, the best students (of more or of longer teachers), and what each ingredient changes.
