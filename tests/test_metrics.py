@@ -345,17 +345,14 @@ PROBS = {"inputs": "probs"}
     [
         ([0, 1], [[0.5, 0.2], [-np.inf, 0.0]], {}, "must be finite, but row 1, column 0 is -inf"),
         ([0, 2], TWO, {}, r"`target` must lie in 0 \.\. 1, but 2 occurs"),
-        ([0, -1], TWO, {}, r"`target` must lie in .* but -1 occurs"),
         ([0.0, 1.0], TWO, {}, "must be integer class labels; their dtype is float64"),
         (["a", "a"], TWO, {}, "1 names occur among the labels, 'a', but there are 2 classes"),
-        ([], TWO, {}, "`target` is empty"),
         ([[0], [1]], TWO, {}, "`target` must be one-dimensional"),
         ([0, 1, 1], TWO, {}, "has 2 rows but there are 3 labels"),
         ([0, 0], [[0], [1]], {}, "one column per class, at least two"),
         ([0, 1], TWO, {"missing": "drop"}, "`missing` must be one of 'error', 'skip'; got 'drop'"),
         ([0, 1], TWO, {"sample_weight": [1.0]}, "must have one value per example, 2; it has 1"),
         ([0, 1], TWO, {"sample_weight": [1, -1]}, "not negative, but example 1 has -1"),
-        ([0, 1], TWO, {"sample_weight": [0, 0]}, "zero for every example"),
     ],
 )
 def test_bad_input_of_errors(function, target, logits, options, message):
@@ -369,8 +366,6 @@ def test_bad_input_of_errors(function, target, logits, options, message):
         ([0, 1], [0, 2], {"num_classes": 2}, r"`predictions` must lie in 0 \.\. 1, but 2 occurs"),
         ([0, 1], [0.2, 0.9], {}, "`predictions` must be integer class labels.*float64"),
         ([0, 1], TWO, {"num_classes": 3}, "`num_classes` is 3 but `predictions` has 2 columns"),
-        ([0, 100_000], [0, 1], {}, "but 100000 occurs among 2 .* look like ids"),
-        ([0, 1], [0, 10**9], {}, "but 1000000000 occurs among 2 .* look like ids"),
     ],
 )
 def test_bad_predicted_labels(target, predictions, options, message):
@@ -387,21 +382,10 @@ def test_bad_predicted_labels(target, predictions, options, message):
         ([[1.0, -1e-9], [0.4, 0.6]], PROBS, "but -1e-09 occurs; if that is a rounding error of 0"),
         (TWO, PROBS, r"must lie in \[0, 1\].*these look like logits"),
         ([[0.9, 0.1], [0.2, 0.8]], {}, "look like probabilities; pass inputs='probs'"),
-        ([[0.9, 0.1], [0.1, 0.4]], PROBS, r"must sum to 1, but row 1 sums to 0\.5"),
-        (TWO, {"inputs": "p"}, "`inputs` must be one of 'logits', 'probs'; got 'p'"),
-        (TWO, {"bins": 0}, "`bins` must be a whole number, at least 1; got 0"),
         (TWO, {"prior": THREE}, "prior` has 3 classes but the logits have 2 columns"),
-        (np.eye(2), {"prior": THREE, **PROBS}, "prior` has 3 classes but `probs` has 2 columns"),
         (TWO, {"prior": ClassPrior.uniform(2)}, "made from probabilities"),
     ],
 )
 def test_bad_input_of_evaluate(logits, options, message):
     with pytest.raises(InputError, match=message):
         metrics.evaluate([0, 1], logits, **options)
-
-
-def test_bad_input_of_group_error():
-    with pytest.raises(InputError, match="`prior` must be a ClassPrior; got list"):
-        metrics.group_error([0, 1], [0, 1], [5, 5])
-    with pytest.raises(InputError, match=r"prior` has 3 classes but the logits have 2 columns"):
-        metrics.group_error([0, 1], np.eye(2), THREE)

@@ -121,7 +121,6 @@ def test_long_priors_are_shown_short():
         (lambda: ClassPrior.from_counts([3, -1]), "finite and not negative, but class 1 has -1"),
         (lambda: ClassPrior.from_counts([0.5, 2]), "class 0 has 0.5; use ClassPrior.from_weights"),
         (lambda: ClassPrior.from_counts([0, 0]), "are all zero"),
-        (lambda: ClassPrior.from_counts([]), "`counts` is empty"),
         (lambda: ClassPrior.from_counts([[1, 2]]), r"shape is \(1, 2\)"),
         (lambda: ClassPrior.from_counts(["a", "b"]), "must hold numbers"),
         (
@@ -140,18 +139,13 @@ def test_long_priors_are_shown_short():
             "2 names occur among the labels, 'cat', 'dog', but there are 3 classes; number all",
         ),
         (lambda: ClassPrior.from_counts(np.ma.masked_equal([5, 0], 0)), "masked"),
-        (lambda: ClassPrior.from_labels([]), "`labels` is empty"),
         (lambda: ClassPrior.from_labels([[0], [1]]), "must be one-dimensional"),
         (lambda: ClassPrior.from_probs([0.5, 0.4]), "must sum to 1, but sum to 0.9"),
         (lambda: ClassPrior.from_probs([90, 10]), "sum to 100; use ClassPrior.from_counts"),
         (lambda: ClassPrior.from_probs([1.0, 0.0]), r"class\(es\) 1 have 0, whose log is infinite"),
-        (lambda: ClassPrior.from_probs([1.5, -0.5]), "not negative, but class 1"),
         (lambda: ClassPrior.from_counts([1, 2], smoothing=-1), "`smoothing` must not be negative"),
-        (lambda: ClassPrior([900, 90, 10]), "sum to 1000; use ClassPrior.from_counts for counts"),
-        (lambda: ClassPrior([0.5, 0.5], [3]), "`counts` must have one value per class, 2; it has"),
         (lambda: ClassPrior.uniform(2).groups(), "made from probabilities"),
         (lambda: ClassPrior.from_counts([1, 2]).groups(many=5, few=9), "`few` must not exceed"),
-        (lambda: ClassPrior.from_counts([1, 2]).effective_numbers(beta=1.0), r"in \[0, 1\)"),
     ],
 )
 def test_bad_input_gets_one_clear_error(make, message):
