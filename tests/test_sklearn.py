@@ -446,9 +446,12 @@ def test_classes_with_fewer_examples_than_folds_are_pooled():
     assert (model.predict_proba(X) > 0).all()
 
 
-def test_refit_false_keeps_the_classifier_and_the_prior_of_the_split():
+@pytest.mark.parametrize("resampled", [False, True])
+def test_refit_false_keeps_the_classifier_and_the_prior_of_the_split(resampled):
     X, y = long_tailed(sizes=(60, 20, 10))
     train, held_out = np.arange(60), np.arange(60, 90)
+    if resampled:  # as many rows as there are, some of them twice
+        train = np.random.default_rng(0).integers(0, 60, 90)
     model = LogitAdjustedClassifierCV(LogisticRegression(), cv=[(train, held_out)], refit=False)
     model.fit(X, y)
     fixed = LogitAdjustedClassifier(LogisticRegression(), tau=model.best_tau_)

@@ -174,7 +174,7 @@ class LogitAdjustedClassifier(AdjustedBase):
         """
         tau = _checks.tau(self.tau)
         rows, classes, prior = self._checked(X, y, sample_weight, params)
-        rows = self._learn(rows, rows.with_weight(np.arange(len(rows.y))), classes, prior)
+        rows = self._learn(rows, rows.with_weight(), classes, prior)
         if prior is None:
             prior = effective_prior(self._logits(rows.X), rows.weight, classes, self._method)
         self._set_rule(prior, tau)
@@ -348,7 +348,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             if split_scores is not None:
                 self.cv_results_["split_scores"] = split_scores
         if self.refit or self._is_prefit():
-            self._learn(rows, rows.with_weight(np.arange(len(rows.y))), classes, prior)
+            self._learn(rows, rows.with_weight(), classes, prior)
         else:
             (fold,) = folds
             lacking = np.setdiff1d(classes, fold.estimator_.classes_)
@@ -382,7 +382,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         """Return (train, held-out) rows of each split, less those of no weight."""
         place = np.arange(len(rows.y))  # so that masks become indices, too
         if self._is_prefit():
-            return [(place[:0], rows.with_weight(place))]
+            return [(place[:0], rows.with_weight())]
         cv = self.cv
         if isinstance(cv, Real) and not isinstance(cv, Integral):
             fraction = _checks.fraction(cv, name="cv", below_one=True)

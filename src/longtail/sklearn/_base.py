@@ -82,8 +82,9 @@ class Rows:
             score_params=_check_method_params(self.X, self.score_params, index),
         )
 
-    def with_weight(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
+    def with_weight(self, index: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
         """Return those of `index` whose weight is not zero: zero means no such row."""
+        index = np.arange(len(self.y)) if index is None else index
         for weight in (self.weight, self.fit_weight):
             index = index if weight is None else index[weight[index] > 0]
         return index
@@ -420,7 +421,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         if fit_weight is not None:
             fit_weight = _checks.sample_weight(fit_weight, len(y))
         rows = Rows(X, y, weight, fit_weight, fit_params, score_params, split_params)
-        every = rows.with_weight(np.arange(len(y)))
+        every = rows.with_weight()
         found = np.unique(y[every])
         if len(found) < 2:
             raise InputError(
@@ -451,7 +452,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     ) -> Rows:
         """Fit the estimator on some rows, which are returned, unless it is fitted already."""
         prefit = self._is_prefit()
-        if len(index) < len(rows.y):
+        if not np.array_equal(index, np.arange(len(rows.y))):
             rows = rows.take(index, None if prefit else self.estimator)
         self.estimator_, self.classes_ = self.estimator, classes
         if not prefit:
