@@ -510,7 +510,8 @@ def _say_plan(
     test, spec = data.test, specs[0]
     precision = spec.settings.get("precision", "float32")
     lacking = np.setdiff1d(np.arange(test.num_classes), test.labels) if judged else ()
-    if absent := _checks.class_words(lacking, test.class_names):
+    if len(lacking):
+        absent = _checks.class_words(lacking, test.class_names)
         _console.warning_line(
             f"the test set has no examples of {absent}: its mean error will be that of the others"
         )

@@ -195,7 +195,13 @@ def train_cohort(
     if any(TEACHERS in spec.settings for spec in waiting.values()):
         pool = TeacherPool(list(waiting.values()), images, root=root, given=teachers)
     if world.first:
-        _tidy(folder for folder in folders if states[folder] == "finished")
+        for folder in folders.keys() - waiting.keys():
+            # Left by a kill just before the end. Where only reading is allowed, or another process
+            # is at work, they may stay.
+            if any(folder.glob("checkpoint-*")):
+                with suppress(OSError, InputError), files.exclusive(folder):
+                    if Run.open(folder, verify=False, unfinished=True).finished:  # still
+                        checkpoint.delete_all(folder)
         for told in dict.fromkeys(unreached_rates(spec) for spec in waiting.values()):
             if told:
                 logger.warning(told)
@@ -319,16 +325,6 @@ def device_words(device: torch.device, processes: int = 1) -> str:
     """A device as records name it: ``cpu``, ``NVIDIA H200``, ``8 x NVIDIA H200``."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return name if processes == 1 else f"{processes} x {name}"
-
-
-def _tidy(finished: Iterable[Path]) -> None:
-    """Delete the checkpoints that a kill just before the end left with finished runs."""
-    for folder in finished:
-        if any(folder.glob("checkpoint-*")):
-            # Where only reading is allowed, or another process is at work there, they may stay.
-            with suppress(OSError, InputError), files.exclusive(folder):
-                if Run.open(folder, verify=False, unfinished=True).finished:  # still
-                    checkpoint.delete_all(folder)
 
 
 def _open_job(

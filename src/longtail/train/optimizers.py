@@ -53,25 +53,22 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     else:
         nesterov = recipe.optimizer == "nesterov"
         made = torch.optim.SGD(momentum=recipe.momentum, nesterov=nesterov, **settings)
-    _make_state(made)
-    return made
-
-
-def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Have the optimiser make its state now, at zero, where checkpoints and graphs find it."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # It makes its state now, at zero, where checkpoints and graphs find it: by a step that is
+    # taken back.
+    parameters = [p for group in made.param_groups for p in group["params"]]
     before = [parameter.detach().clone() for parameter in parameters]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    made.step()
     with torch.no_grad():
         for parameter, start in zip(parameters, before, strict=True):
             parameter.copy_(start)
             parameter.grad = None
-        for state in optimizer.state.values():
+        for state in made.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
                     value.zero_()
+    return made
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor, known: float | None = None) -> None:
