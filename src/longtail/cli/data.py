@@ -64,12 +64,11 @@ def describe(
     subset: dict[str, Any] = {"profile": profile, "ratio": ratio, "counts": counts}
     subset |= {"fit": fit, "subset_seed": subset_seed}
     written: tuple[Path, ...] = ()
-    stem = figure
     if figure is not None:  # refused first, since it would fail after the work
         _checks.require("matplotlib", extra="report")
-        stem = figure.with_suffix("") if figure.suffix in (".svg", ".png") else figure
+        figure = figure.with_suffix("") if figure.suffix in (".svg", ".png") else figure
         for ending in ("svg", "png"):
-            _console.refuse_overwrite(stem.with_name(f"{stem.name}.{ending}"), force)
+            _console.refuse_overwrite(figure.with_name(f"{figure.name}.{ending}"), force)
     if name.endswith(".txt") and Path(name).is_file():
         if figure is not None:
             raise _checks.InputError(
@@ -91,7 +90,7 @@ def describe(
             data = _data.load(name, data_dir=data_dir, **subset)
             summary = summarize(data)
             title = f"{data.spec.name} ({_data.subset_words(data.spec)})"
-            written = () if stem is None else write(data, stem)
+            written = () if figure is None else write(data, figure)
         summary["figures"] = list(written)
     if json:
         _console.print_json(summary)
@@ -197,10 +196,10 @@ def check(
     """Go through a whole data set: lists, labels, every image.
 
     Missing, truncated and unreadable files, labels with holes, files listed twice or in two
-    splits are found before training stops at them. Exit code 1 if there is any. Classes that the
-    test set lacks are no problem, but told of; and so are images of several sizes in class
-    folders, in colour beside a split all in grey, or with transparency, which training
-    streams from disk and crops. So are images that EXIF data ask to turn, as training does not.
+    splits are found before training stops at them; exit code 1 if there is any. Remarks, which
+    are no problems, tell of classes that the test set lacks, of class folders with images of
+    several sizes, grey beside colour or transparent, which training streams and crops, and of
+    images that EXIF data ask to turn, which training does not.
 
     \b
     Examples:
@@ -245,14 +244,9 @@ def _findings(result: CheckResult, out: Path | None) -> Iterator[str]:
         parts = (f"{count:,} {SPLIT_WORDS[split]}" for split, count in result.images.items())
         images = ", ".join(parts)
     yield f"{result.name}: {images} images, {result.classes:,} classes"
-    there = result.files - result.counts.get("missing", 0)
-    depth = "headers only" if result.quick else "every image decoded"
-    if not there:
-        depth = f"none of the {result.files:,} files is there"
-        depth = depth if result.files else "no files listed"
-    elif there < result.files:
-        depth = "headers only" if result.quick else "every one decoded"
-        depth = f"{there:,} of {result.files:,} files there, {depth}"
+    there, depth = result.files - result.counts.get("missing", 0), "every one decoded"
+    depth = "headers only" if result.quick else depth
+    depth = f"{there:,} of {result.files:,} files there, {depth}"
     if result.ok:
         yield f"No problems ({depth}, {_console.duration(result.seconds)})."
         yield from map(_console.wrapped, result.remarks())

@@ -146,11 +146,12 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def pairs(settings: Any) -> str:
-        return ", ".join(f"{key}={_value(value)}" for key, value in settings.items())
+    def value(item: Any) -> str:
+        return f"[{', '.join(map(value, item))}]" if isinstance(item, tuple) else str(item)
 
-    def named(part: Any, settings: Any) -> str:
-        return f"{part.name} ({pairs(settings)})" if settings else str(part.name)
+    def named(name: str, settings: Any) -> str:
+        pairs = ", ".join(f"{key}={value(item)}" for key, item in settings.items())
+        return f"{name} ({pairs})" if name and pairs else name or pairs
 
     spec, record, prior = run.spec, run.record, run.prior
     examples = int(prior.counts.sum()) if prior.counts is not None else 0
@@ -161,13 +162,13 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
     rows = {
         "status": f"{state}; {len(record['files'])} files verified",
         "resume with": "" if run.finished else record.get("command"),
-        "data set": named(spec.dataset, data),
+        "data set": named(spec.dataset.name, data),
         "trained on": f"{examples} examples of {prior.num_classes} classes, imbalance ratio "
         f"{prior.imbalance_ratio:.4g}",
-        "method": named(spec.method, spec.method.settings),
-        "model": named(spec.model, spec.model.settings),
-        "recipe": named(spec.recipe, spec.recipe.values),
-        "overrides": pairs(spec.recipe.overrides) or "none",
+        "method": named(spec.method.name, spec.method.settings),
+        "model": named(spec.model.name, spec.model.settings),
+        "recipe": named(spec.recipe.name, spec.recipe.values),
+        "overrides": named("", spec.recipe.overrides) or "none",
         "seed": str(spec.seed),
         "teachers": "\n".join(run.teachers),
         "mean of": "\n".join(run.members),
@@ -189,10 +190,6 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
             table.add_row(label, Text(printable(text)))
     _console.line(run.folder.as_posix())
     _console.show(table)
-
-
-def _value(value: Any) -> str:
-    return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else str(value)
 
 
 @app.command()
@@ -227,16 +224,9 @@ def pack(
     from longtail.runs import run_folders
 
     folders = [run.folder for run in open_runs(runs)]
+    options = {"weights": weights, "logits": logits, "half": not full_precision, "force": force}
     with _console.progress("packing") as progress:
-        path = pack_runs(
-            folders,
-            out,
-            weights=weights,
-            logits=logits,
-            half=not full_precision,
-            force=force,
-            progress=progress,
-        )
+        path = pack_runs(folders, out, **options, progress=progress)
     size = path.stat().st_size
     if json:
         packed = {folder.resolve() for folder in folders}
