@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from longtail import ClassPrior, InputError
+from longtail import ClassPrior
 from longtail.conformal import PredictionSets
 from longtail.predictions import adjust_predictions, from_arrays
 from longtail.report import adjusting, pages
 from longtail.report.compare import compare
-from longtail.runs import DataSpec, Part, RecipeSpec, RunSpec, RunWriter
 from page_factory import digits_runs
+from run_factory import make_run, make_spec
 
 pytest.importorskip("plotly")
 COMMAND = "longtail report runs --out report.html"
@@ -131,40 +131,17 @@ def test_structure_for_people_who_do_not_see_it(text):
     assert body.count("<caption>") == body.count("<table>")
 
 
-def fake_run(root, *, method="softmax", seed=0, counts, norms=True, names=None):
-    counts = np.asarray(counts)
-    random = np.random.default_rng(seed)
-    target = np.repeat(np.arange(len(counts)), 4)
-    prior = ClassPrior.from_counts(counts)
-    logits = random.normal(size=(len(target), len(counts))) + 2 * np.eye(len(counts))[target]
-    spec = RunSpec(DataSpec("fake-lt"), Part("net"), Part(method), RecipeSpec("none"), seed=seed)
-    writer = RunWriter.create(root, spec, prior=prior, data="f" * 64, class_names=names)
-    head = {"norms": random.uniform(1, 2, len(counts))} if norms else {}
-    writer.write_logits("test", logits.astype(np.float32), target, **head)
-    return writer.finish(seconds=1.0)
-
-
 def test_hostile_names_stay_text(tmp_path):
     names = [
         "</script><script>alert(1)</script>",
         "<!--plotly--><img src=x onerror=alert(1)>",
         "a&b",
     ]
-    run = fake_run(tmp_path, counts=[30, 20, 5], names=names)
+    run = make_run(tmp_path, make_spec(dataset="digits-lt", method="softmax"), class_names=names)
     text = pages.runs_page(compare([run]), title="<b>T</b>").render()
     assert "<script>alert" not in text
     assert "<img src=x" not in text
     assert "<title>&lt;b&gt;T&lt;/b&gt;</title>" in text
-
-
-def test_an_existing_file_asks_for_force(tmp_path, compared):
-    file, page = tmp_path / "deep" / "page.html", pages.runs_page(compared, title="Another")
-    assert page.write(file, force=False) == file
-    with pytest.raises(InputError, match=r"page\.html exists; pass --force"):
-        page.write(file, force=False)
-    page.write(file, force=True)
-    assert "<title>Another" in file.read_text()
-    assert [path.name for path in file.parent.iterdir()] == ["page.html"]
 
 
 # ---------------------------------------------------------------------------- predictions

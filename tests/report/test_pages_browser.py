@@ -36,7 +36,7 @@ def browser():
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    runs = pages.runs_page(compare(digits_runs())).write(folder / "runs.html", force=False)
+    runs = pages.runs_page(compare(digits_runs())).write(folder / "runs.html")
     target, prior = np.arange(600) % 3, ClassPrior.from_counts([900, 90, 10])
     noise = np.random.default_rng(0).normal(size=(600, 3))
     logits = noise + prior.log_probs + 2 * np.eye(3)[target]

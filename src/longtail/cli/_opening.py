@@ -34,8 +34,8 @@ def open_runs(given: list[Path], *, split: str | None = None, anew: bool = False
         if split is None:
             return runs
         idle = [run for run in runs if run.members and (anew or split not in run.splits)]
-        why = "a network" if anew else f"logits of the split {split!r}"
-        return _with_part(_without(runs, idle, f"ensembles without {why}"), split)
+        why = "no network" if anew else f"no logits of the split {split!r}"
+        return _with_part(_without(runs, idle, why), split)
 
     return _opened(given, able, split=split)
 
@@ -51,7 +51,7 @@ def open_members(given: list[Path], *, split: str) -> list[Run]:
 
     found = _opened(given, lambda path, runs: _with_part(_untaught(path, runs), split), split=split)
     together = [run for run in found if run.members]
-    members = _without(found, together, "ensembles; only trained runs are averaged")
+    members = _without(found, together, "only trained runs are averaged")
     _warn_of_frequencies(members)
     ensemble_spec(DataSpec("any"), [run.name for run in members])  # a single run is refused here
     return members

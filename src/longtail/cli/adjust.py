@@ -143,7 +143,7 @@ def adjust(
         from longtail.report.pages import adjusted_page
 
         command = shlex.join(["longtail", *sys.argv[1:]])
-        adjusted_page(result, command=command).write(report, force=force)
+        adjusted_page(result, command=command).write(report)
     if json:
         files = None if written is None else written._asdict()
         _console.print_json({**result.to_dict(), "written": files, "page": report})

@@ -76,7 +76,7 @@ def demo(
         )
         compared = compare(evaluate(run, data.test) for run in trained)
     with _console.working("writing the page"):
-        runs_page(compared, command=f"{command} --force").write(file, force=True)
+        runs_page(compared, command=f"{command} --force").write(file)
     if json:
         _console.print_json({**compared.to_dict(), "page": file})
         return

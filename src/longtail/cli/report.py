@@ -67,7 +67,7 @@ def report(
     compared = compare(open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
         page = pages.runs_page(compared, title=title, command=command)
-        page.write(out, force=True)
+        page.write(out)
         drawn = [] if figures is None else page.write_figures(figures)
     if json:
         _console.print_json({**compared.to_dict(), "page": out, "figures": drawn})

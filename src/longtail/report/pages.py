@@ -17,7 +17,7 @@ import numpy as np
 
 import longtail
 from longtail import _checks
-from longtail._checks import FloatArray, InputError, IntArray
+from longtail._checks import FloatArray, IntArray
 from longtail.conformal import PredictionSets
 from longtail.predictions import AdjustResult
 from longtail.priors import ClassPrior
@@ -204,12 +204,9 @@ class Page:
             document = document.replace(place, part)
         return document
 
-    def write(self, path: str | Path, *, force: bool = False) -> Path:
+    def write(self, path: str | Path) -> Path:
         """Write the page, making its folder, and return the path."""
-        path = Path(path)
-        if path.exists() and not force:
-            raise InputError(f"{path} exists; pass --force (force=True) to replace it.")
-        text = self.render()
+        path, text = Path(path), self.render()
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, text.encode())
         return path
