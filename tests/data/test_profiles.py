@@ -4,12 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longtail import InputError
-from longtail.data.profiles import (
-    exponential_counts,
-    fit_counts,
-    read_counts,
-    step_counts,
-)
+from longtail.data.profiles import fit_counts, profile_counts, read_counts
 
 # Examples of the published subsets in all, by ratio.
 PUBLISHED = {
@@ -31,7 +26,7 @@ def exact_counts(largest, num_classes, ratio):
 @pytest.mark.parametrize("ratio", [10, 20, 50, 100, 200])
 @pytest.mark.parametrize(("largest", "num_classes"), PUBLISHED)
 def test_the_standard_profiles_have_exactly_the_published_counts(largest, num_classes, ratio):
-    counts = exponential_counts(largest, num_classes=num_classes, imbalance_ratio=ratio).tolist()
+    counts = profile_counts("exp", largest, num_classes=num_classes, imbalance_ratio=ratio).tolist()
     published = [
         int(largest * (1 / ratio) ** (i / (num_classes - 1.0))) for i in range(num_classes)
     ]
@@ -45,7 +40,7 @@ def test_the_profile_is_the_formula_in_whole_numbers(largest, num_classes, ratio
     expected = exact_counts(largest, num_classes, ratio)
     if min(expected) < 1:
         return
-    found = exponential_counts(largest, num_classes=num_classes, imbalance_ratio=ratio)
+    found = profile_counts("exp", largest, num_classes=num_classes, imbalance_ratio=ratio)
     assert found.tolist() == expected
 
 
@@ -53,11 +48,11 @@ def test_the_profile_is_the_formula_in_whole_numbers(largest, num_classes, ratio
     ("call", "message"),
     [
         (
-            lambda: exponential_counts(500, num_classes=5, imbalance_ratio=0.01),
+            lambda: profile_counts("exp", 500, num_classes=5, imbalance_ratio=0.01),
             r"at least 1; got 0.01; did you mean 100\?",
         ),
         (
-            lambda: step_counts(50, num_classes=4, imbalance_ratio=100),
+            lambda: profile_counts("step", 50, num_classes=4, imbalance_ratio=100),
             "leaves class 2 without examples; lower the imbalance ratio to 50",
         ),
     ],

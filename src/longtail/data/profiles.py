@@ -7,7 +7,6 @@ writes the same setting as 100, 0.01 or 1/100). Which examples are taken is in `
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +15,42 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import InputError, IntArray
 
-
-def exponential_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> IntArray:
-    """Return the EXP profile: n_i = int(n_max · ρ^{−i/(L−1)}), i = 0 .. L−1, truncated.
-
-    Examples:
-        >>> exponential_counts(5000, num_classes=10, imbalance_ratio=100)
-        array([5000, 2997, 1796, 1077,  645,  387,  232,  139,   83,   50])
-    """
-    check_ratio(imbalance_ratio)
-    # Python's float power, not NumPy's: truncation turns a last-digit difference into a count.
-    steps = max(num_classes - 1, 1)
-    return _truncated([largest * imbalance_ratio ** (-i / steps) for i in range(num_classes)])
-
-
-def step_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> IntArray:
-    """Return the STEP profile: n_max for the first L // 2 classes, int(n_max / ρ) for the others.
-
-    Examples:
-        >>> step_counts(500, num_classes=4, imbalance_ratio=100)
-        array([500, 500,   5,   5])
-    """
-    check_ratio(imbalance_ratio)
-    whole = num_classes // 2
-    return _truncated([largest] * whole + [largest / imbalance_ratio] * (num_classes - whole))
-
-
-PROFILES: dict[str, Callable[..., IntArray]] = {"exp": exponential_counts, "step": step_counts}
+PROFILES = ("exp", "step")
 
 
 def profile_counts(
     profile: str, largest: int, *, num_classes: int, imbalance_ratio: float
 ) -> IntArray:
-    """Return class sizes of a named profile, `exp` or `step`.
+    """Return class sizes of a named profile, from the most frequent class to the rarest.
+
+        exp     n_i = n_max · ρ^{−i/(L−1)},  i = 0 .. L−1
+        step    n_max for the first L // 2 classes, n_max / ρ for the others
+
+    truncated to whole numbers; `largest` is n_max and `imbalance_ratio` ρ.
 
     Examples:
-        >>> profile_counts("exp", 100, num_classes=3, imbalance_ratio=4)
-        array([100,  50,  25])
+        >>> profile_counts("exp", 5000, num_classes=10, imbalance_ratio=100)
+        array([5000, 2997, 1796, 1077,  645,  387,  232,  139,   83,   50])
+        >>> profile_counts("step", 500, num_classes=4, imbalance_ratio=100)
+        array([500, 500,   5,   5])
     """
-    _checks.choice(profile, list(PROFILES), name="profile")
-    return PROFILES[profile](largest, num_classes=num_classes, imbalance_ratio=imbalance_ratio)
+    _checks.choice(profile, PROFILES, name="profile")
+    check_ratio(imbalance_ratio)
+    if profile == "step":
+        whole = num_classes // 2
+        sizes = [largest] * whole + [largest / imbalance_ratio] * (num_classes - whole)
+    else:
+        # Python's float power, not NumPy's: truncation turns a last-digit difference into a count.
+        steps = max(num_classes - 1, 1)
+        sizes = [largest * imbalance_ratio ** (-i / steps) for i in range(num_classes)]
+    # 49 · 49^−1 comes out as 0.999…; the guard is far below what tells real sizes apart.
+    counts = [int(size * (1 + 1e-12)) for size in sizes]
+    if min(counts) < 1:
+        raise InputError(
+            f"the profile leaves class {counts.index(min(counts))} without examples; "
+            f"lower the imbalance ratio to {max(counts)} or less."
+        )
+    return np.array(counts, dtype=np.int64)
 
 
 def read_counts(path: Path | str) -> IntArray:
@@ -122,17 +117,3 @@ def check_ratio(value: Any) -> float:
             f"got {ratio:g}" + (f"; did you mean {1 / ratio:g}?" if ratio > 0 else ".")
         )
     return ratio
-
-
-def _truncated(sizes: list[float]) -> IntArray:
-    """Return whole sizes, where 49 · 49^−1, which comes out as 0.999…, is a whole 1.
-
-    The guard is far above the rounding of a power and far below what tells real sizes apart.
-    """
-    counts = [int(size * (1 + 1e-12)) for size in sizes]
-    if min(counts) < 1:
-        raise InputError(
-            f"the profile leaves class {counts.index(min(counts))} without examples; "
-            f"lower the imbalance ratio to {max(counts)} or less."
-        )
-    return np.array(counts, dtype=np.int64)
