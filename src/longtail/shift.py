@@ -1,4 +1,4 @@
-"""Unlabelled target data to a target prior: has the class mix changed, and to what?
+"""Estimate the class mix of unlabelled target data, and test whether it has changed.
 
 Under label shift classes look as they did in training but occur at other rates, which the model's
 predictions on unlabelled target data reveal: by maximum likelihood (EM, Saerens et al. 2002) or by
@@ -82,7 +82,7 @@ class ShiftEstimate:
 
     @property
     def weights(self) -> FloatArray:
-        """How much more frequent each class is in the target, probs / π."""
+        """Frequency of each class in the target relative to training, probs / π."""
         return np.asarray(self.probs / self.source.probs)
 
     @property

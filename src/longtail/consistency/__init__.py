@@ -1,4 +1,4 @@
-"""Does minimising the risk of a loss, or a post-hoc rule, minimise the balanced error?
+"""Decide whether minimising the risk of a loss, or a post-hoc rule, minimises the balanced error.
 
 At a point with class probabilities η the balanced error is least for argmax_y η_y/π_y
 (equation 7). A loss is consistent if, for every η, only such classes have the highest score
@@ -28,7 +28,7 @@ at its η.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any, NoReturn
@@ -57,9 +57,6 @@ _RESOLUTION = 1e-12
 # Above this many classes a witness is not rounded, and above this many not written out.
 _READABLE, _SHOWN = 20, 8
 
-# What a post-hoc rule makes of the scores.
-Rule = Callable[[FloatArray], FloatArray]
-
 
 @dataclass(frozen=True, eq=False)
 class Witness:
@@ -86,10 +83,8 @@ class Witness:
     def __str__(self) -> str:
         w, r = self.wins, self.should_win
         if len(self.eta) <= _SHOWN:
-            eta, ratio, scores = (
-                f"({', '.join(f'{value:.4g}' for value in values)})"
-                for values in (self.eta, self.ratio, self.scores)
-            )
+            parts = (self.eta, self.ratio, self.scores)
+            eta, ratio, scores = (f"({', '.join(f'{v:.4g}' for v in part)})" for part in parts)
             text = (
                 f"at η = {eta} class {r} should win, with η/π = {ratio}, but the scores {scores} "
                 f"make class {w} win"
@@ -105,8 +100,7 @@ class Witness:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        values = asdict(self)
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +141,7 @@ class _PosthocRule:
 
     @property
     def name(self) -> str:
-        """What to call it in tables."""
+        """Name in tables."""
         adjusts = isinstance(self, PosthocLogitAdjustment)
         name = f"post-hoc {'logit adjustment' if adjusts else 'weight normalization'}"
         if self.tau != 1.0:
@@ -362,12 +356,12 @@ def _refuted(subject: str, reason: str, witness: Witness | None) -> Verdict:
 def _condition(
     margin: Margin, log_delta: FloatArray
 ) -> tuple[float, float, FloatArray, list[tuple[int, int, int]]]:
-    """By how much the exact condition fails, and for which classes most.
+    """Deviations from the exact condition, and the classes (i, j, k) that deviate most.
 
     Returns:
-        How far sΔ_{yy'} − log δ_{y'} varies with y'; κ of the rarest class, in units of Σ δ = 1;
-        how far the other classes' κ is from it, in units of what that does to log η/π at most,
-        shape (num_classes,); and suspects i, j and k, with k = −1 where it takes no third class.
+        The variation of sΔ_{yy'} − log δ_{y'} with y'; κ of the rarest class, in units of Σ δ = 1;
+        the distance of each class's κ from it, in units of what that does to log η/π at most; and
+        the suspects, with k = −1 where it takes no third class.
     """
     s = margin.scale
     if margin.dense is None:
@@ -421,7 +415,7 @@ def _why_consistent(margin: Margin, log_delta: FloatArray, kappa: float, toleran
 
 
 def _judge_adjustment(rule: PosthocLogitAdjustment, prior: ClassPrior, tolerance: float) -> Verdict:
-    """If f minimises the loss with Δ, f + h minimises the loss with Δ_{yy'} + h_y − h_{y'}."""
+    """Judge the loss with Δ_{yy'} + h_y − h_{y'}, which f + h minimises if f does that with Δ."""
     loss = _fitting(rule.trained_with, prior)
     shift = posthoc.adjustment(prior, tau=rule.tau)
     same = (
@@ -484,8 +478,8 @@ def _refute_all_norms(name: str, search: _Search) -> Verdict:
         f"above its prior it is the right answer, yet its score stays negative and can't win "
         f"for any positive norms and any τ."
     )
-    witness = replace(search, note=note).raise_lowest(lambda f, k: float(-f[k]))
-    return _refuted(name, reason, witness)
+    witness = search.raise_lowest(lambda f, k: float(-f[k]))
+    return _refuted(name, reason, witness and replace(witness, note=note))
 
 
 def _refute_norms(name: str, search: _Search, log_factor: FloatArray, verdict: Verdict) -> Verdict:
@@ -525,25 +519,24 @@ def _refute_norms(name: str, search: _Search, log_factor: FloatArray, verdict: V
 
 @dataclass(frozen=True)
 class _Search:
-    """Searches for witnesses against a loss, or a rule on its scores; `note` goes with them."""
+    """Search for witnesses against a loss, or against a rule on its scores."""
 
     margin: Margin
     prior: ClassPrior
-    rule: Rule | None = None
-    note: str = ""
+    rule: Callable[[FloatArray], FloatArray] | None = None
 
     def log_ratio(self, scores: FloatArray) -> FloatArray:
-        """log η_y/π_y of the η at which these scores minimise the risk."""
+        """Return log η_y/π_y of the η at which these scores minimise the risk."""
         return np.asarray(risk.log_inverse_link(self.margin, scores) - self.prior.log_probs)
 
     def apart(self, scores: FloatArray) -> tuple[int, int, float]:
-        """The classes with the least and the greatest η/π there, and their distance in logs."""
+        """Return the classes with the least and greatest η/π there, and their distance in logs."""
         ratio = self.log_ratio(scores)
         least, most = int(np.argmin(ratio)), int(np.argmax(ratio))
         return least, most, float(ratio[most] - ratio[least])
 
     def certify(self, eta: FloatArray, scores: FloatArray | None = None) -> Witness | None:
-        """The Witness that η is, or None if it proves nothing.
+        """Return the Witness that η is, or None if it proves nothing.
 
         The risk is minimised at η itself (by `scores`, where known), the gradient must vanish, and
         the winner is compared with the class that should win.
@@ -559,16 +552,14 @@ class _Search:
         ratio = np.log(eta) - self.prior.log_probs
         wins, should_win = int(np.argmax(final)), int(np.argmax(ratio))
         lead = final[wins] - final[should_win]
-        if (
-            np.abs(slope).max() > 1e-8
-            or lead <= _RESOLUTION * (1.0 + np.abs(final).max())
-            or ratio[should_win] - ratio[wins] <= _RESOLUTION
-        ):
+        stationary = np.abs(slope).max() <= 1e-8
+        clear = lead > _RESOLUTION * (1.0 + np.abs(final).max())
+        if not (stationary and clear and ratio[should_win] - ratio[wins] > _RESOLUTION):
             return None
-        return Witness(eta, np.exp(ratio), f, final, wins, should_win, self.note)
+        return Witness(eta, np.exp(ratio), f, final, wins, should_win)
 
     def rounded(self, eta: FloatArray) -> Witness | None:
-        """The witness η with as few decimals as keep half of its lead; as it is for many."""
+        """Return the witness η with as few decimals as keep half of its lead; as it is for many."""
 
         def lead(found: Witness) -> float:
             wins, right = found.wins, found.should_win
@@ -588,12 +579,12 @@ class _Search:
         return exact
 
     def near(self, scores: FloatArray) -> Witness | None:
-        """A certified witness near the η of these scores."""
+        """Return a certified witness near the η of these scores."""
         eta = risk.inverse_link(self.margin, scores)
         return self.rounded(eta) or self.certify(eta, scores)
 
     def near_prior(self) -> Witness | None:
-        """A witness against a loss whose gradient at f = 0 does not vanish at η = π."""
+        """Return a witness against a loss whose gradient at f = 0 does not vanish at η = π."""
         witness = None
         if self.prior.num_classes <= _MANY_CLASSES:
             witness = self.raise_lowest(lambda f, k: float(f.max() - f[k]))
@@ -604,7 +595,7 @@ class _Search:
         return self.break_tie(tied, favored=favored, slighted=slighted)
 
     def raise_lowest(self, lead: Callable[[FloatArray, int], float]) -> Witness | None:
-        """A witness near η = π, where equal η/π should mean equal scores, but one is lowest.
+        """Return a witness near η = π, where equal η/π should mean equal scores, but one is lowest.
 
         Raising that class's probability alone makes it the right answer, while by continuity its
         score stays too low. It is raised until it leads in log η/π by as much as it lacks in
@@ -631,7 +622,7 @@ class _Search:
     def worst_tie(
         self, triples: list[tuple[int, int, int]], *, rest: float
     ) -> tuple[FloatArray, int, int, float]:
-        """Scores at which two classes lead and differ in η/π, although at η = π none does.
+        """Return scores at which two classes lead and differ in η/π, although at η = π none does.
 
         The quadratic of this module's first lines has at most two roots, so a few depths of the
         third class, with the others `rest` below, are enough to miss them.
@@ -652,7 +643,7 @@ class _Search:
         return best
 
     def break_tie(self, tied: FloatArray, *, favored: int, slighted: int) -> Witness | None:
-        """A witness near scores at which two classes lead together but differ in η/π.
+        """Return a witness near scores at which two classes lead together but differ in η/π.
 
         If `slighted` has the larger η/π of the two, `favored` can be given the lead by a little,
         and is then wrong. How little is chosen to make the lesser of the two leads, in score and
