@@ -552,8 +552,6 @@ def test_what_favours_rare_classes_already_is_seen(model, said):
     [
         LogisticRegression(),
         CalibratedClassifierCV(WEIGHTED, cv=2),  # learns the frequencies again
-        LogisticRegression(class_weight={0: 2.0, 1: 2.0, 2: 2.0}),
-        LogisticRegression(class_weight={0: 1.0, 1: 1.0}),  # the third weighs 1, too
         GaussianNB(priors=[0.89, 0.1, 0.01]),
         Settings(auto_class_weights="None", class_weights=None, is_unbalance=False),
         object(),

@@ -205,7 +205,6 @@ def test_a_classifier_that_favours_rare_classes_itself_is_told_of(kind, estimato
 @pytest.mark.parametrize(
     "model",
     [
-        LogitAdjustedClassifier(LogisticRegression(class_weight={0: 1})),  # others 1 too
         # Calibration learns the frequencies of the labels again.
         LogitAdjustedClassifier(CalibratedClassifierCV(WEIGHTED, cv=2)),
         LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior=[0.3, 0.3, 0.4]),

@@ -10,7 +10,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -471,13 +471,9 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
         yield f"{name} resamples the classes", "use scikit-learn's plain ensemble"
     settings: Any = model.get_params(deep=False) if hasattr(model, "get_params") else {}
     for setting in ("class_weight", "class_weights", "auto_class_weights", "is_unbalance"):
-        value = even = settings.get(setting)
-        if isinstance(value, Mapping):
-            labels = np.asarray(getattr(model, "classes_", list(value))).tolist()
-            even = [value.get(label, 1) for label in labels]
-        if value in (None, False, "None") if np.ndim(even) == 0 else np.ptp(even) == 0:
-            continue
-        yield f"{name} weighs classes itself ({setting}={value!r})", f"leave {setting} out"
+        value = settings.get(setting)
+        if str(value) not in ("None", "False"):
+            yield f"{name} weighs classes itself ({setting}={value!r})", f"leave {setting} out"
     weight = settings.get("scale_pos_weight") or 1.0
     # Above 1 it favours the second class, below 1 the first.
     if prior.num_classes == 2 and (weight - 1.0) * -np.diff(prior.log_probs)[0] > 0:
@@ -487,10 +483,8 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
         given: Any = settings.get(setting)
         if setting == "fit_prior" and given is False and settings.get("class_prior") is None:
             given = np.ones(prior.num_classes)
-        if np.shape(given) != prior.probs.shape or np.min(given) <= 0:
-            continue
         # Priors may differ a little by rounding or smoothing.
-        if tau_left(-np.log(given), prior) < 0.75:
+        if np.shape(given) == prior.probs.shape and tau_left(-np.log(given), prior) < 0.75:
             told = f"{name} is told more even class frequencies ({setting})"
             yield told, f"leave {setting} out, or adjust by the same prior"
 
