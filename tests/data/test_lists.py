@@ -16,8 +16,9 @@ from data_factory import (
     write_photos,
 )
 from longtail._checks import InputError
+from longtail.data import load
 from longtail.data.large import LARGE, find_sources, load_listed
-from longtail.data.lists import ListedImages, read_image_folder
+from longtail.data.lists import ListedImages
 from longtail.runs import DataSpec
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
@@ -217,33 +218,36 @@ def test_folders_are_listed_as_people_count(tmp_path):
 
 
 def test_classes_and_images_come_in_the_order_people_count_in(tmp_path):
-    made = write_folder(tmp_path, {"10": 12, "9": 1, "1": 2, "b10": 1, "b9": 1})
-    found = read_image_folder(tmp_path)
-    assert found.class_names == ("1", "9", "10", "b9", "b10")
-    assert found.counts.tolist() == [2, 1, 12, 1, 1]
-    expected = np.concatenate([made[name] for name in found.class_names])
-    np.testing.assert_array_equal(found.images, expected)  # so 2.png comes before 10.png
-    assert found.labels.tolist() == [0, 0, 1, *[2] * 12, 3, 4]
+    made = write_folder(tmp_path / "train", {"10": 12, "9": 1, "1": 2, "b10": 1, "b9": 1})
+    write_folder(tmp_path / "test", {"9": 1})
+    data = load(tmp_path)
+    assert data.train.class_names == data.test.class_names == ("1", "9", "10", "b9", "b10")
+    assert data.train.counts.tolist() == [2, 1, 12, 1, 1]
+    expected = np.concatenate([made[name] for name in data.train.class_names])
+    np.testing.assert_array_equal(data.train.images, expected)  # so 2.png comes before 10.png
+    assert data.train.labels.tolist() == [0, 0, 1, *[2] * 12, 3, 4]
+    assert data.test.labels.tolist() == [1]
 
 
 def test_clutter_is_passed_over(tmp_path):
-    write_folder(tmp_path, {"a": 1, "b": 1})
-    write_clutter(tmp_path)
-    write_clutter(tmp_path / "a")
-    (tmp_path / "README.txt").write_text("about these images")
-    assert read_image_folder(tmp_path).class_names == ("a", "b")
+    for split in ("train", "test"):
+        write_folder(tmp_path / split, {"a": 1, "b": 1})
+        write_clutter(tmp_path / split)
+        write_clutter(tmp_path / split / "a")
+        (tmp_path / split / "README.txt").write_text("about these images")
+    assert load(tmp_path).train.class_names == ("a", "b")
 
 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("stray.png", "images that are in no class folder: stray.png"),
-        ("a/broken.jpg", r"a/broken\.jpg is no image"),
+        ("train/stray.png", "stray.png: is in no class folder"),
+        ("train/a/broken.jpg", r"a/broken\.jpg is no image"),
     ],
 )
 def test_what_would_be_passed_over_silently_is_refused(tmp_path, place, message):
-    write_folder(tmp_path, {"a": 1})
-    (tmp_path / place).parent.mkdir(exist_ok=True)
+    for split in ("train", "test"):
+        write_folder(tmp_path / split, {"a": 1})
     (tmp_path / place).write_bytes(b"x")
     with pytest.raises(InputError, match=message):
-        read_image_folder(tmp_path)
+        load(tmp_path)

@@ -132,10 +132,10 @@ def test_a_folder_keeps_its_own_class_sizes(tmp_path):
 
 
 def test_what_is_wrong_with_a_folder(tmp_path):
-    with pytest.raises(InputError, match="there is no train and no test folder"):
+    with pytest.raises(InputError, match="has neither lists"):
         load(tmp_path)
     write_folder(tmp_path / "train", {"a": 1, "b": 1})
-    with pytest.raises(InputError, match="there is no test folder"):
+    with pytest.raises(InputError, match="has no test set"):
         load(tmp_path)
     write_folder(tmp_path / "test", {"a": 1, "c": 1})
     with pytest.raises(InputError, match=r"lacks: c; rename .* \(it has no folder of b\)"):

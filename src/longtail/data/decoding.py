@@ -89,7 +89,7 @@ def is_plain(image: Image.Image) -> bool:
 def decode_images(
     sources: Sequence[bytes | Path],
     *,
-    name_of: Callable[[int], str],
+    where: str = "",
     size: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Pixels:
@@ -97,7 +97,7 @@ def decode_images(
 
     Args:
         sources: encoded bytes, or files.
-        name_of: returns what to call the image at a position in a message.
+        where: what the bytes are from, for messages.
         size: (height, width) that every image must have; that of the first one if None.
         progress: called with (images done, images in all, text).
 
@@ -108,20 +108,26 @@ def decode_images(
         >>> from PIL import Image
         >>> file = io.BytesIO()
         >>> Image.new("RGB", (3, 2), (1, 2, 3)).save(file, "PNG")
-        >>> decode_images([file.getvalue()], name_of=str).shape
+        >>> decode_images([file.getvalue()]).shape
         (1, 3, 2, 3)
     """
     _checks.require("PIL", extra="train")
-    height, width = size or _decode(sources[0], name_of(0)).shape[1:]
+
+    def decoded(index: int) -> tuple[str, Pixels]:
+        source = sources[index]
+        name = f"image {index} of {where}" if isinstance(source, bytes) else str(source)
+        return name, _decode(source, name)
+
+    height, width = size or decoded(0)[1].shape[1:]
 
     def chunk(start: int) -> Pixels:
         pieces = []
         for index in range(start, min(start + _CHUNK, len(sources))):
-            pixels = _decode(sources[index], name_of(index))
+            name, pixels = decoded(index)
             if pixels.shape[1:] != (height, width):
                 raise InputError(
-                    f"{name_of(index)} is {pixels.shape[1]} x {pixels.shape[2]} pixels (height x "
-                    f"width), but every image must be {height} x {width}; make all images one size."
+                    f"{name} is {pixels.shape[1]} x {pixels.shape[2]} pixels (height x width), but "
+                    f"every image must be {height} x {width}; make all images one size."
                 )
             pieces.append(pixels[None])
         return _joined(pieces)

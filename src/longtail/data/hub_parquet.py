@@ -66,12 +66,8 @@ def _image_set(
     given = table["label"].to_numpy().copy()
     target = _checks.labels(given, name="label", num_classes=len(names) if names else None)
     names = names or tuple(map(str, range(int(target.max()) + 1)))
-    images = decode_images(
-        table["bytes"].to_pylist(),
-        name_of=lambda k: f"image {k} of {where}",
-        size=size,
-        progress=progress,
-    )
+    blobs = table["bytes"].to_pylist()
+    images = decode_images(blobs, where=where, size=size, progress=progress)
     return ImageSet(images, target, names, pixel_range)
 
 

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks, runs
 from longtail._checks import InputError, IntArray
-from longtail.data.decoding import Progress, decode_images
-from longtail.data.images import ImageSet, Labeled
+from longtail.data.images import Labeled
 from longtail.runs.files import read_json
 
 _LONGEST_LABEL = 9  # digits; more than any label space has
@@ -297,40 +296,6 @@ def _scan_folder(path: Path, class_names: Sequence[str] | None) -> Listing:
         problems = [Problem("label", str(path), f"{rule}; rename or remove them{hint}")]
     labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     return Listing(path, path, paths, labels, problems, (*known, *unknown))
-
-
-def read_image_folder(
-    path: Path | str,
-    *,
-    class_names: Sequence[str] | None = None,
-    size: tuple[int, int] | None = None,
-    progress: Progress | None = None,
-) -> ImageSet:
-    """Read the images of one split: ``PATH/<class>/<image>``.
-
-    Args:
-        path: the folder.
-        class_names: the classes in label order, such as the training set's, of which some may
-            have no images here; by default the folders' names, each with images.
-        size: (height, width) that every image must have; that of the first image if None.
-        progress: called with (images done, images in all, text).
-
-    Returns:
-        The set, class after class; grey images have one channel, and colour ones three.
-    """
-    path = Path(path)
-    if stray := [file.name for file in stray_images(path)]:
-        raise InputError(
-            f"{path} has images that are in no class folder: {_checks.listing(stray, most=3)}."
-        )
-    found = scan(path, path, class_names)
-    names = found.class_names or ()
-    faults = found.problems + label_problems(found, len(names), every_class=class_names is None)
-    if faults:
-        raise InputError(f"{path}: {faults[0].detail}.")
-    images = [path / name for name in found.paths]
-    pixels = decode_images(images, name_of=lambda k: str(images[k]), size=size, progress=progress)
-    return ImageSet(pixels, found.labels, tuple(names))
 
 
 def label_problems(listing: Listing, num_classes: int, *, every_class: bool) -> list[Problem]:

@@ -17,13 +17,12 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.data.cifar import ARCHIVES, read_cifar, verify_official
-from longtail.data.decoding import Progress
+from longtail.data.decoding import Progress, decode_images
 from longtail.data.digits import read_digits
 from longtail.data.embeddings import is_embeddings, read_embeddings
 from longtail.data.hub_parquet import read_frozen, read_hub_parquet, read_record
 from longtail.data.images import ImageSet, LongTailedData
-from longtail.data.large import VARIABLE
-from longtail.data.lists import read_image_folder
+from longtail.data.large import VARIABLE, find_sources
 from longtail.data.profiles import PROFILES, check_ratio, fit_counts, natural_counts, read_counts
 from longtail.data.subsets import make_long_tailed
 from longtail.runs import DataSpec, Settings
@@ -170,15 +169,21 @@ def _words(spec: DataSpec) -> str:
 
 
 def _read_folder(path: Path, progress: Progress | None) -> tuple[ImageSet, ImageSet]:
-    lacking = [part for part in ("train", "test") if not (path / part).is_dir()]
-    if lacking:
-        raise InputError(
-            f"a folder of images has {path}/train/<class>/<image> and {path}/test/<class>/<image>; "
-            f"there is no {' and no '.join(lacking)} folder."
-        )
-    train = read_image_folder(path / "train", progress=progress)
-    names, size = train.class_names, train.image_shape[1:]
-    test = read_image_folder(path / "test", class_names=names, size=size, progress=progress)
+    sources = find_sources(path)
+    if not sources.are_trees:
+        raise InputError(f"{path} holds lists; `large.load_listed` reads images that stay on disk.")
+    listings = sources.listings()
+    for image in sources.stray():
+        raise InputError(f"{image} is in no class folder.")
+    for problem in sources.problems(listings):
+        raise InputError(f"{problem.where}: {problem.detail}.")
+    parts: list[ImageSet] = []
+    for listing in (listings["train"], listings["test"]):
+        files = [listing.root / name for name in listing.paths]
+        size = parts[0].image_shape[1:] if parts else None
+        pixels = decode_images(files, size=size, progress=progress)
+        parts.append(ImageSet(pixels, listing.labels, sources.class_names(listings)))
+    train, test = parts
     if train.image_shape != test.image_shape:
         raise InputError(
             f"the images of {path}/train and {path}/test must be all grey or all colour; they have "
