@@ -1,13 +1,12 @@
 """`longtail report`: what it writes and prints, and each kind of bad input in one line."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from page_factory import digits_root, digits_runs
-from run_factory import make_run, make_spec, make_writer
+from run_factory import make_run, make_spec
 
 pytest.importorskip("plotly")
 
@@ -21,13 +20,6 @@ def folders():
         for run in digits_runs()
         if run.spec.seed == 0 and run.spec.method.name in wanted and not run.spec.dataset.held_out
     ]
-
-
-@pytest.fixture
-def copies(folders, tmp_path):
-    """The same runs where a test may damage them."""
-    there = tmp_path / "copies"
-    return [shutil.copytree(folder, there / folder.name) for folder in folders]
 
 
 def test_a_folder_of_runs_becomes_a_page_and_a_table(cli):
@@ -71,15 +63,6 @@ def test_an_existing_page_asks_for_force(cli, refused, folders):
 def test_a_page_that_no_browser_would_open_is_refused(cli, refused, folders):
     assert "must end in .html or .htm" in refused("report", *folders, "--out", "a.txt")
     assert cli("report", *folders, "--out", "PAGE.HTM").code == 0
-
-
-def test_a_half_written_run_among_others_is_left_out(cli, copies):
-    record = copies[1] / "run.json"
-    unfinished = make_writer(copies[0].parent).folder
-    result = cli("report", copies[0].parent)
-    assert result.code == 0
-    assert result.err == f"longtail: warning: left out {unfinished}, which is half written\n"
-    assert record.exists()
 
 
 def test_runs_on_different_data(refused, folders):
