@@ -25,21 +25,20 @@ def report(
     figures: Annotated[
         Path | None, option("DIR", "Also write the charts there, as SVG and PNG.")
     ] = None,
-    split: Annotated[str, option("NAME", "Which split's logits judge.")] = "test",
+    split: Annotated[str, option("NAME", "Split to judge the runs on.")] = "test",
     title: Annotated[
-        str | None, option("TEXT", "Of the page; made from the data's name if absent.")
+        str | None, option("TEXT", "Title of the page; from the data's name if absent.")
     ] = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Compare runs of one data set on one page.
 
-    The page is a single file that opens anywhere, without a network.
-
-    The page shows errors with intervals, a slider for tau that moves them, calibration, prediction
-    sets, weight norms and how to run it again. Post-hoc methods are computed from the saved logits
-    of the softmax runs; softmax runs that differ from them in nothing but a held-out part serve to
-    choose tau, and other runs with such a part are left out.
+    The page is a single file that opens anywhere, without a network. It shows errors with
+    intervals, a slider for tau that moves them, calibration, prediction sets, weight norms and how
+    to run it again. Post-hoc methods are computed from the saved logits of the softmax runs.
+    Softmax runs that differ from these only in a held-out part choose tau; other runs with a
+    held-out part are left out.
 
     \b
     Examples:

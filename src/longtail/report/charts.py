@@ -42,13 +42,13 @@ SYMBOLS = {
 
 
 class Series(NamedTuple):
-    """The look of one method in every chart.
+    """Appearance of one method in every chart.
 
     Attributes:
         label: its name for people.
         color: hexadecimal.
-        variant: 0, 1, …: tells methods of one colour apart, by dashes and hatches.
-        shown: drawn at first; the others wait in the legend.
+        variant: 0, 1, …: dashes and hatches of methods that share a colour.
+        shown: drawn at first; the legend's buttons show the others.
     """
 
     label: str
@@ -135,7 +135,7 @@ class ClassAxis(NamedTuple):
         }
 
     def hover(self) -> list[str]:
-        """Return the text that a pointer sees on each bar."""
+        """Return the hover text of each bar."""
         kind = "class " if self.each == "class" else ""
         pairs = zip(self.names, self.counts, strict=True)
         return [f"{kind}{escape(n, quote=False)}, {count} training examples" for n, count in pairs]
@@ -154,7 +154,7 @@ class TauMethod(NamedTuple):
     """One post-hoc method over tau.
 
     Attributes:
-        series: its look.
+        series: its appearance.
         curves: balanced error at each tau of the curve, shape (seeds, taus).
         per_class: error of each class at each tau of the slider, shape (taus, num_classes).
         choices: chosen taus to mark, by how they were chosen.
@@ -424,7 +424,7 @@ def slider(
         axis: the classes.
         groups: classes of each group that has some.
         methods: with `per_class` at these taus.
-        start: where it stands at first.
+        start: initial tau.
     """
 
     def place(tau: float) -> int:
@@ -496,7 +496,7 @@ def draw(chart: Chart) -> Any:
                 drawn = _draw_line(axes, trace)
             if "name" in trace:
                 entries.setdefault(trace["name"], drawn)
-        # The line at the slider's place means nothing on paper.
+        # Without the line at the slider's position.
         for shape in chart.layout.get("shapes", ()) if chart.id != "chart-tau" else ():
             axes.axvline(shape["x0"], color=shape["line"]["color"], lw=1, ls=":", zorder=0)
         for name in "xy":

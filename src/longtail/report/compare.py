@@ -3,7 +3,7 @@
 Trained methods are rows; the post-hoc methods are rows too, computed from the saved logits of
 the runs trained with plain softmax. A tau comes from one of three places, and its row says
 which: fixed at 1, chosen on the held-out part of a second run of the same seed and training, or
-the best on the test set, which is an oracle that nobody has in use.
+the best on the test set, an oracle that practice does not have.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Row:
 
     Attributes:
         method: name, as on the command line.
-        tau_source: where a post-hoc method's tau comes from, or None.
-        detail: what else tells it from its neighbours, such as settings.
+        tau_source: source of a post-hoc method's tau, or None.
+        detail: settings, and whatever else differs between rows of one method.
         runs: in order of seed; softmax ones for a post-hoc method, a single one of an ensemble.
         results: their evaluations on the judged split, after any adjustment.
         taus: of a post-hoc method, shape (runs,), or None.
@@ -186,7 +186,7 @@ class Comparison:
     def mean_error(self, row: Row) -> float:
         """Return a row's error over the seeds that all rows share, or else over its own.
 
-        A method that was trained with a hard seed more than the others would lose by it.
+        Otherwise a method that was also trained with a hard seed would look worse.
         """
         seeds = self.shared_seeds
         return float((row.errors_of(seeds) if seeds else row.errors).mean())
@@ -214,8 +214,8 @@ class Comparison:
     def best_against_softmax(self) -> Interval | None:
         """Return the best row's difference to softmax, its interval wider for having been picked.
 
-        With every rival there is one lucky chance more (Bonferroni): where no method differs from
-        softmax, no more than one report in forty finds the best one better.
+        By Bonferroni's correction, where no method differs from softmax, at most one report in
+        forty finds the best one better.
         """
         if self.best is self.baseline:
             return None
@@ -367,7 +367,7 @@ def _partners(
 ) -> tuple[dict[int, Run], dict[str, tuple[Run, ...]]]:
     """Return held-out runs that choose tau, by seed, and the others, by the reason.
 
-    A tau suits the training that it was chosen for: after one epoch it is another than after ten.
+    A tau depends on the training: after one epoch it is another than after ten.
     """
     whole = {run.spec.seed: run.spec for run in plain}
     matched: list[Run] = []

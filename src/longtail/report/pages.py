@@ -62,11 +62,11 @@ class Page:
     """A page under construction.
 
     Args:
-        title: of the page.
-        lead: its first paragraphs.
-        tiles: numbers that stand out: name, value and note.
-        axis: the classes, as all charts show them.
-        groups: classes of each group that has some.
+        title: heading of the page.
+        lead: first paragraphs.
+        tiles: main numbers at the top: name, value and note.
+        axis: the classes, for all charts.
+        groups: classes of each group.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Page:
         self.sections.append((id, heading, "\n".join([paragraph, *blocks])))
 
     def figure(self, chart: Chart, caption: str) -> str:
-        """Return the place of a chart, which the page's script draws, and a caption."""
+        """Return the HTML of a chart, which the page's script draws, with its caption."""
         self.charts[chart.id] = chart
         return (
             f'<figure><div class="legend"></div><div class="chart" id="{chart.id}" role="img" '
@@ -224,18 +224,18 @@ class Page:
 
 
 def folded(summary: str, content: str) -> str:
-    """Return HTML that waits behind its summary until asked for."""
+    """Return HTML that a click on its summary unfolds."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def facts(items: dict[str, str]) -> str:
-    """Return names and values; those without a value are left out."""
+    """Return names and values as HTML; those without a value are left out."""
     shown = (f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in items.items() if v)
     return f"<dl>{''.join(shown)}</dl>"
 
 
 def commands(lines: Iterable[str]) -> str:
-    """Return commands to type."""
+    """Return commands as HTML."""
     return f'<pre tabindex="0"><code>{escape(chr(10).join(lines))}</code></pre>'
 
 
@@ -275,8 +275,8 @@ def runs_page(
 
     Args:
         comparison: of the runs, from `compare`.
-        title: of the page; made from the data's name if absent.
-        command: what to type to make it again.
+        title: heading of the page; from the data's name if absent.
+        command: command line that makes the page again.
     """
     first, prior = comparison.runs[0], comparison.runs[0].prior
     page = Page(
@@ -408,7 +408,7 @@ def _training_facts(comparison: Comparison) -> dict[str, str]:
 
 
 def _words(settings: Any, name: str = "") -> str:
-    """Settings in words; in parentheses after a name, if there is one."""
+    """Return settings as text, in parentheses after a name if there is one."""
     pairs = ", ".join(
         f"{key.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
         for key, value in settings.items()
@@ -441,7 +441,7 @@ def _results_table(comparison: Comparison) -> str:
 def shown_rows(comparison: Comparison) -> list[Row]:
     """Return the rows for charts by class: the trained ones, and each post-hoc one once.
 
-    A tau from held-out data goes before the theory's 1, since that is what a user would do.
+    That with a tau from held-out data is preferred to tau = 1, since a user would do the same.
     """
     chosen = {row.method for row in comparison.rows if row.tau_source == "held-out"}
     return [
@@ -452,10 +452,9 @@ def shown_rows(comparison: Comparison) -> list[Row]:
 
 
 def series_of(rows: Sequence[Row], comparison: Comparison) -> list[Series]:
-    """Return the looks of rows; at first softmax, the logit-adjusted ones and the best are drawn.
+    """Return the appearance of rows: rows of one colour differ in their variant.
 
-    Rows of one colour are told apart by their variant: a method in several ways, and a loss
-    with one thing and another on top.
+    Softmax, the logit-adjusted ones and the best are drawn at first.
     """
     first = {"softmax", "logit-adjusted", ADJUSTED, comparison.best.method}
     colors = [figures.color(row.method) for row in rows]
@@ -567,7 +566,7 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
 
     Args:
         result: of labelled predictions.
-        command: what was typed, for the part on how to do it again.
+        command: command line that made the result.
     """
     source, prior, tally = result.predictions, result.prior, result.tally
     assert tally is not None  # a page is about labelled predictions
@@ -663,8 +662,8 @@ def _adjusted_tau(page: Page, result: AdjustResult) -> None:
 def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
     """Return taus from 0 to 4, or a quarter beyond the marks, and the marks.
 
-    Logits of a small scale, such as cosines, have small taus: on an axis to 4 all that happens
-    would lie in a hair's breadth of it, so there it ends at four times the largest.
+    Logits of a small scale, such as cosines, have small taus; the grid then ends at four times
+    the largest mark.
 
     Examples:
         >>> tau_grid([0.0, 1.0, 1.3], 4)

@@ -1,4 +1,4 @@
-"""Small tables as plain data: rows of text that the terminal, Markdown and pages share."""
+"""Tables as plain data, for the terminal, Markdown and pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Table:
         title: one line above.
         header: column names.
         rows: one sequence of texts per row, as long as the header.
-        note: what a reader must know to read it, below.
+        note: explanation below the table.
 
     Examples:
         >>> table = Table("Errors", ("method", "mean"), [("softmax", "18.0")])
