@@ -241,7 +241,7 @@ def test_clutter_is_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("train/stray.png", "stray.png: is in no class folder"),
+        ("train/stray.png", "stray.png is in no class folder"),
         ("train/a/broken.jpg", r"a/broken\.jpg is no image"),
     ],
 )
