@@ -149,7 +149,7 @@ def test_of_a_folder_those_are_judged_that_have_a_held_out_part(runs, cli):
     assert named.code == 1
     assert f"{others[0].folder} has no held-out part; train with --held-out 0.2" in named.err
     forced = cli("evaluate", held.folder, "--split", "held-out", "--force")
-    assert "training writes those logits" in forced.err
+    assert "training writes held-out logits" in forced.err
 
 
 def test_an_unfinished_run_is_refused_by_name_and_left_out_of_a_folder(runs, cli, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from longtail import margins
+from longtail import ClassPrior, margins
 from longtail.data.digits import load_digits_lt
 from longtail.report import charts, figures, pages
 from longtail.report.compare import compare
@@ -41,6 +41,14 @@ def test_papers_show_the_pages_numbers(page):
     labels = [text.get_text() for text in axes.get_yticklabels()]
     hollow = [dot.get_markerfacecolor() == charts.PAPER for dot in dots]
     assert hollow == ["oracle" in label for label in labels]
+
+
+def test_frequencies_may_be_shares_instead_of_counts():
+    pytest.importorskip("matplotlib")
+    prior = ClassPrior.from_weights([0.5, 0.3, 0.2])
+    series, norms = [charts.Series("softmax", "#000000")], [np.ones(3)]
+    chart = charts.weight_norms(charts.ClassAxis.of(prior), prior.probs, series, norms)
+    charts.draw(chart).canvas.draw()
 
 
 def test_every_figure_is_written_in_both_formats_with_equal_bytes(page, tmp_path):

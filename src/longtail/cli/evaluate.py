@@ -87,10 +87,13 @@ def evaluate(
     """
     from longtail import runs as library
 
-    if errors_only and (ensemble or force or split == Split.held_out):
-        other = "--ensemble" if ensemble else "--force" if force else "--split held-out"
-        raise typer.BadParameter(f"--errors-only writes nothing; it can't stand beside {other}")
     anew = force or errors_only
+    if errors_only and (ensemble or force):
+        raise typer.BadParameter("--errors-only writes nothing; leave out --ensemble and --force")
+    if anew and split == Split.held_out:
+        raise typer.BadParameter(
+            "training writes held-out logits; leave out --force and --errors-only"
+        )
     if ensemble:
         opened = open_members(runs, split=split.value)
     else:
@@ -156,16 +159,11 @@ def _compute(
     """
     from longtail import _checks
     from longtail._checks import InputError
-    from longtail.data.lists import ListedImages
     from longtail.metrics import per_class_error
 
     for run in work:
         if split == Split.held_out:
-            raise InputError(
-                f"{run.folder} has no held-out part; train with --held-out 0.2."
-                if not run.spec.dataset.held_out
-                else "--force has no use with --split held-out: training writes those logits."
-            )
+            raise InputError(f"{run.folder} has no held-out part; train with --held-out 0.2.")
         if force or errors_only or split not in run.splits:
             if run.members:
                 raise InputError(
@@ -180,10 +178,8 @@ def _compute(
     found: dict[Path, Any] = {}
     with distributed.joined(_training.find_device(device)) as world:
         parts = [_part(data.of(run), run, split) for run in work]
-        if work and workers is not None and not any(isinstance(p, ListedImages) for p in parts):
-            raise InputError("--workers is for images on disk; those of these runs are in memory.")
-        how: dict[str, Any] = {"device": world.device, "world": world}
-        how["streaming"] = Streaming(workers=workers)
+        streaming = Streaming(workers=workers)
+        how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
         with _console.progress("evaluating") if world.first else nullcontext() as progress:
             for done, (run, part) in enumerate(zip(work, parts, strict=True)):
                 if progress is not None:
@@ -211,8 +207,7 @@ def _part(data: Any, run: Run, split: Split) -> Any:
     images = getattr(data, split.value, None)
     if images is None:
         raise InputError(
-            f"{name} has no validation set, so {run.folder} can't be judged on one; --held-out in "
-            f"training makes a part to choose tau on."
+            f"{name} has no validation set; train with --held-out 0.2 for a part to choose tau on."
         )
     return images
 

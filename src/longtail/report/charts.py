@@ -344,8 +344,8 @@ def weight_norms(
             trace["name"] += f", r = {r:+.2f}".replace("-", "−")
     low, high = float(frequency.min()), float(frequency.max())
     every = [s * 10**k for k in range(8) for s in ((1, 2, 5) if high / low < 1000 else (1,))]
-    places = [place for place in every if low / 1.1 <= place <= high * 1.1] or [round(low)]
-    ticks = {"tickvals": places, "ticktext": [f"{place:,}" for place in places]}
+    places = [place for place in every if low / 1.1 <= place <= high * 1.1] or [low]
+    ticks = {"tickvals": places, "ticktext": [f"{place:,.6g}" for place in places]}
     log = {"type": "log", "autorange": "reversed", "showgrid": True, "tickmode": "array"}
     layout = {
         "xaxis": _axis("training examples of the class", **log, **ticks),
