@@ -228,6 +228,7 @@ def test_zero_alone_is_chosen_where_it_is_better_than_every_cell():
     assert np.mean(result.resampled == 0.0) == pytest.approx(1 - (4 / 6) ** 6, abs=0.03)
     assert result.confidence[0] == 0.0
 
+    assert tune_tau(logits, target, ODDS, bounds=(0.5, 2.0)).resampled.min() > 0.5
     # Also within the bounds, where class 1 wins below zero and class 2 above.
     logits = np.concatenate([np.zeros((2, 3)), 9.0 * np.eye(3)])
     prior = ClassPrior.from_counts([20, 30, 10])
@@ -431,6 +432,39 @@ def test_tau_is_the_mean_of_resampled_ones_and_the_interval_their_quantiles():
     # two laws agree up to a hair.
     assert taus.std() > 0.01
     assert stats.ks_2samp(taus, brute).statistic < 0.12
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_each_replicate_is_brute_force_on_the_examples_drawn(weighted, seed):
+    """The first three classes have just enough examples to be drawn alone, the others not."""
+    rng, counts = np.random.default_rng(seed), np.array([10, 10, 10, 5, 2])
+    prior, target = ClassPrior.from_counts([90, 60, 30, 9, 2]), np.repeat(np.arange(5), counts)
+    logits = rng.normal(size=(37, 5)) + np.eye(5)[target] + 0.7 * prior.log_probs
+    weight = rng.uniform(0.2, 3.0, 37) if weighted else None
+    curve = TauCurve(intervals(logits, target, prior, sample_weight=weight), bounds=(0.0, 4.0))
+    parts, edges = curve.intervals, curve.breakpoints
+    found = exact.bootstrap_taus(curve, replicates=100, rng=np.random.default_rng(9))
+    middles = (edges[:-1] + edges[1:]) / 2
+    right = np.array(
+        [adjust_logits(logits, prior, tau=t).argmax(axis=1) == target for t in middles]
+    )
+    share = parts.weight / 5 / np.bincount(target, weights=parts.weight)[target]
+    pools = [np.flatnonzero(mine) for mine in (target == 0, target == 1, target == 2, target > 2)]
+    pools = [pool[np.lexsort((parts.upper[pool], parts.lower[pool]))] for pool in pools]
+    draws, several = np.random.default_rng(9), 0
+    for tau in found:
+        uniform, total = draws.random(37), np.zeros(len(middles))
+        for pool, u in zip(pools, np.split(uniform, [10, 20, 30]), strict=True):
+            rows = pool[(u * len(pool)).astype(int)]
+            total += share[pool].sum() * right[:, rows] @ share[rows] / share[rows].sum()
+        best = np.flatnonzero(total >= total.max() - 1e-9)
+        plateaus = np.split(best, np.flatnonzero(np.diff(best) > 1) + 1)
+        ends = [(edges[some[0]], edges[some[-1] + 1]) for some in plateaus]
+        low, high = min(ends, key=lambda pair: max(pair[0] - 1, 1 - pair[1]))
+        assert tau == pytest.approx((low + high) / 2, abs=1e-9)
+        several += len(plateaus) > 1 and (low, high) != ends[0]
+    assert several or weighted
 
 
 @pytest.mark.parametrize("weighted", [False, True])

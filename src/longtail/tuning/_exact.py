@@ -463,9 +463,8 @@ class TauCurve:
         self.below = begin + np.append(starts, len(inside))  # positions below each cell
         self.values = self._errors[self.below]
         self.min_value = float(self.values.min())
-        # Distance of each cell from tau = 1.
-        lows, highs = self.breakpoints[:-1], self.breakpoints[1:]
-        self.away = np.maximum(lows - 1.0, 1.0 - highs).clip(min=0.0)
+        # How far each cell is from tau = 1, negative if it is inside.
+        self.away = np.maximum(self.breakpoints[:-1] - 1.0, 1.0 - self.breakpoints[1:])
         # Where the largest logits are equal, zero alone has the lowest index win, as argmax does.
         at_zero = self(0.0) if low <= 0.0 <= high else math.inf
         self.zero_alone = at_zero < self.min_value - TIE
