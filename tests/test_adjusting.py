@@ -274,7 +274,9 @@ def test_tune_predictions_is_tune_tau():
     expected = tune_normalization(logits, target, norms=np.arange(1.0, 5), n_bootstrap=0)
     assert found.tau == expected.tau
     lacking = from_arrays(logits[target > 0], target[target > 0], kind="logits")
-    with pytest.raises(InputError, match="1 of 4 have none: 0; hold out at least one of each"):
+    with pytest.raises(
+        InputError, match="1 of 4 have none in `target`: 0; hold out at least one of each"
+    ):
         tune_predictions(lacking, PRIOR)
     expected = tune_tau(logits[target > 0], target[target > 0], PRIOR, missing="nearest")
     assert tune_predictions(lacking, PRIOR, missing="nearest").tau == expected.tau

@@ -792,7 +792,7 @@ NORMS = {"norms": P}
         (
             lambda: tune_tau(F, np.where(Y == 3, 0, Y), P),
             "every class needs held-out examples, but 1 of 5 have none in `target`: 3; hold out at "
-            "least one of each, or let the nearest class in size stand in: missing='nearest'",
+            "least one of each, or let the nearest class in size count for them too: `missing='n",
         ),
         (lambda: tune_tau(F, Y, P, sample_weight=Y != 2), "1 of 5 have none in `target`: 2"),
         (lambda: tune_tau(broken(np.nan), Y, P), "finite, but row 7, column 2 is nan."),

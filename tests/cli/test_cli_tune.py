@@ -91,7 +91,7 @@ def test_a_development_set_may_lack_the_largest_class(cli, problem):
     RunWriter.reopen(run.folder).write_logits("dev", logits[there], target[there])
     refused = cli("tune", run.folder, "--split", "dev")
     assert refused.code == 1
-    assert "1 of 3 have none: 0; hold out at least one of each" in refused.err
+    assert "1 of 3 have none in `target`: 0; hold out at least one of each" in refused.err
     assert "--missing nearest" in refused.err
     assert "missing='nearest'" not in refused.err
     words = ["tune", run.folder, "--split", "dev", "--missing", "nearest"]

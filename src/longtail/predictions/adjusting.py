@@ -491,14 +491,6 @@ def tune_predictions(
     parts = tau_intervals(predictions, prior, progress=progress, **options)
     if missing == "nearest":
         parts = parts.with_stand_ins(prior)
-    elif not np.all(parts.counts):
-        lacking = [predictions.label(int(k)) for k in np.flatnonzero(parts.counts == 0)]
-        raise InputError(
-            f"{predictions.name}: every class needs held-out examples, but {len(lacking)} of "
-            f"{parts.num_classes} have none: {_checks.listing(lacking)}; hold out at least one of "
-            f"each, let the nearest class in size count for them too with `missing='nearest'`, or "
-            f"take `criterion='log-loss'`, which can do without some."
-        )
     return tune_from_intervals(parts, **settings)
 
 

@@ -434,8 +434,7 @@ class TauCurve:
             raise InputError(
                 f"every class needs held-out examples, but {len(missing)} of {len(counts)} "
                 f"have none in `target`: {_checks.listing(missing)}; hold out at least one of "
-                f"each, or let the nearest class in size stand in: missing='nearest' "
-                f"(of TauIntervals: .with_stand_ins(prior))."
+                f"each, or let the nearest class in size count for them too: `missing='nearest'`."
             )
         self.intervals = intervals
         self.bounds = (low, high) = bounds
