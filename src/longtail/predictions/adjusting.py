@@ -75,6 +75,7 @@ class AdjustResult:
         tuning: how `tau` was chosen, or None if it was given.
         fold_taus: of the folds, shape (folds,), or empty.
         num_tuned: examples that chose `tau`.
+        num_judged: examples that the errors were counted on.
         tally: judged examples by class, or None without labels.
         left_out: classes with too few examples to be judged; they have no part in any mean.
         num_left_out: labelled examples of these classes.
@@ -93,6 +94,7 @@ class AdjustResult:
     tuning: TauResult | None = None
     fold_taus: FloatArray = field(default_factory=lambda: np.empty(0))
     num_tuned: int = 0
+    num_judged: int = 0
     tally: Tally | None = None
     left_out: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     num_left_out: int = 0
@@ -100,11 +102,6 @@ class AdjustResult:
     level: float = 0.95
     many: float = 100
     few: float = 20
-
-    @property
-    def num_judged(self) -> int:
-        """Number of examples that the errors were counted on."""
-        return 0 if self.tally is None else int(self.tally.counts.sum())
 
     @cached_property
     def judged_curve(self) -> TauCurve:
@@ -386,7 +383,8 @@ def adjust_predictions(
     if effective or prior is None:
         target = all_labels(predictions)
     else:
-        if tau is None and np.ptp(posthoc.adjustment(prior, target_prior=target_prior)) == 0:
+        even = target_prior is None and np.ptp(prior.log_probs) == 0
+        if tau is None and (even or prior == target_prior):
             raise InputError(NOTHING_TO_TUNE)
         whole = measured(prior)
         target = whole.target
@@ -435,6 +433,7 @@ def adjust_predictions(
         tuning=tuning,
         fold_taus=fold_taus,
         num_tuned=0 if tuning is None else int(chosen_on.sum()),
+        num_judged=int(judged.sum()),
         tally=Tally.of(target[judged], before[judged], after[judged], width),
         intervals=_restricted(whole, judged, kept),
         left_out=left_out,
