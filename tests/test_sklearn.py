@@ -195,9 +195,10 @@ def test_weights_of_classes_change_nothing_where_only_the_prior_is_learnt_from_t
     assert half.best_tau_ == pytest.approx(plain.best_tau_)
     np.testing.assert_allclose(half.predict_proba(X), plain.predict_proba(X), atol=1e-9)
     frozen = FrozenEstimator(GaussianNB(priors=[1 / 3] * 3).fit(X, y))  # as weights n^-1 make it
-    told = LogitAdjustedClassifier(frozen, reweight=1.0).fit(X, y).predict_proba(X)
     alone = LogitAdjustedClassifier(GaussianNB()).fit(X, y).predict_proba(X)
-    np.testing.assert_allclose(told, alone, atol=1e-9)
+    for told, rows in ({}, slice(None)), ({"prior": ClassPrior.from_labels(y)}, slice(100)):
+        model = LogitAdjustedClassifier(frozen, reweight=1.0, **told).fit(X[rows], y[rows])
+        np.testing.assert_allclose(model.predict_proba(X), alone, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +304,11 @@ def cross_fitted(estimator, X, y, splits, taus, weight=None):
     return np.array(kept).T, np.array(labels), np.array(weights)
 
 
+def random_splits(y):
+    group = np.random.default_rng(0).permutation(np.arange(len(y)) % 3)
+    return [(np.flatnonzero(group != k), np.flatnonzero(group == k)) for k in range(3)]
+
+
 def test_tau_is_the_exact_maximiser_of_the_pooled_balanced_accuracy():
     X, y = long_tailed(sizes=(60, 20, 6))
     model = LogitAdjustedClassifierCV(LogisticRegression(), cv=4, select="minimum").fit(X, y)
@@ -339,22 +345,24 @@ def test_a_grid_restricts_the_exact_choice():
     assert model.best_score_ == pytest.approx(max(scores))
 
 
-def test_the_target_score_weighs_recalls_by_the_target_and_the_costs():
+@pytest.mark.parametrize("given", [[0.5, 0.2, 0.3], "train"])
+def test_the_target_score_weighs_recalls_by_the_target_and_the_costs(given):
     X, y = long_tailed(sizes=(60, 20, 10))
-    target, costs = np.array([0.5, 0.2, 0.3]), np.array([1.0, 4.0, 2.0])
+    target, costs = np.array([6, 2, 1]) / 9 if given == "train" else given, [1.0, 4.0, 2.0]
+    splits = random_splits(y)
     model = LogitAdjustedClassifierCV(
         LogisticRegression(),
         scoring="target",
-        target=target,
+        target=given,
         costs=costs,
-        cv=3,
+        cv=splits,
         select="minimum",
     ).fit(X, y)
-    weights = target * costs / (target * costs).sum()
+    weights = np.multiply(target, costs) / np.dot(target, costs)
     scores = []
     for tau in (model.best_tau_, *np.linspace(0, 4, 81)):
         right, labels = [], []
-        for train, held_out in StratifiedKFold(3).split(X, y):
+        for train, held_out in splits:
             rule = LogitAdjustedClassifier(
                 LogisticRegression(), tau=tau, target=target, costs=costs
             ).fit(X[train], y[train])
@@ -365,21 +373,30 @@ def test_the_target_score_weighs_recalls_by_the_target_and_the_costs():
     assert scores[0] >= max(scores) - 1e-12
 
 
-def test_the_target_score_of_a_cost_matrix_is_minus_the_mean_cost():
+@pytest.mark.parametrize("given", [None, "train"])
+def test_the_target_score_of_a_cost_matrix_is_minus_the_mean_cost(given):
     X, y = long_tailed(sizes=(60, 20, 10))
     costs = np.array([[0.0, 1.0, 1.0], [2.0, 0.0, 1.0], [8.0, 3.0, 0.0]])
-    settings = {"target": [0.6, 0.3, 0.1], "costs": costs}
+    target = [0.6, 0.3, 0.1] if given is None else np.array([6, 2, 1]) / 9
+    splits = random_splits(y)
     model = LogitAdjustedClassifierCV(
-        LogisticRegression(), scoring="target", tau_grid=[0.0, 0.5, 1.0, 2.0], cv=3, **settings
+        LogisticRegression(),
+        scoring="target",
+        tau_grid=[0.0, 0.5, 1.0, 2.0],
+        cv=splits,
+        target=given or target,
+        costs=costs,
     ).fit(X, y)
     for tau, score in zip(model.tau_curve_.taus, model.tau_curve_.scores, strict=True):
         paid = {0: [], 1: [], 2: []}
-        for train, held_out in StratifiedKFold(3).split(X, y):
-            rule = LogitAdjustedClassifier(LogisticRegression(), tau=tau, **settings)
+        for train, held_out in splits:
+            rule = LogitAdjustedClassifier(
+                LogisticRegression(), tau=tau, target=target, costs=costs
+            )
             rule.fit(X[train], y[train])
             for true, predicted in zip(y[held_out], rule.predict(X[held_out]), strict=True):
                 paid[true].append(costs[true, predicted])
-        expected = sum(q * np.mean(paid[k]) for k, q in enumerate(settings["target"]))
+        expected = sum(q * np.mean(paid[k]) for k, q in enumerate(target))
         assert score == pytest.approx(-expected, abs=1e-12)
     assert model.best_score_ == model.tau_curve_.scores.max()
 
@@ -463,12 +480,14 @@ def test_refit_false_keeps_the_classifier_and_the_prior_of_the_split(resampled):
 def test_the_effective_prior_of_folds_is_the_mean_held_out_prediction():
     X, y = long_tailed(sizes=(60, 20, 10))
     estimator = RandomForestClassifier(20, class_weight="balanced", random_state=0)
-    model = LogitAdjustedClassifierCV(estimator, prior="effective", cv=3).fit(X, y)
-    parts = [
-        clone(estimator).fit(X[train], y[train]).predict_proba(X[held_out])
-        for train, held_out in StratifiedKFold(3).split(X, y)
-    ]
-    np.testing.assert_allclose(model.prior_.probs, np.concatenate(parts).mean(axis=0))
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, len(y))
+    model = LogitAdjustedClassifierCV(estimator, prior="effective", cv=3)
+    model.fit(X, y, sample_weight=weight)
+    total = np.zeros(3)
+    for train, held_out in StratifiedKFold(3).split(X, y):
+        fold = clone(estimator).fit(X[train], y[train], sample_weight=weight[train])
+        total += weight[held_out] @ fold.predict_proba(X[held_out])
+    np.testing.assert_allclose(model.prior_.probs, total / weight.sum())
 
 
 @pytest.mark.slow
