@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from scipy.optimize import brentq, minimize
 
 from longtail import ClassPrior, InputError
@@ -34,9 +35,6 @@ from longtail.report.compare import mean_interval
 from studies import _pages as pages
 from studies._pages import Table
 from studies._records import ROOT, device_of, write_text
-
-if TYPE_CHECKING:
-    import torch
 
 DATASETS = ("imagenet-lt", "inaturalist")
 POSTHOC = "posthoc-logit-adjusted"
@@ -186,8 +184,6 @@ def _logits(
     features: np.ndarray, weights: np.ndarray, device: torch.device | str
 ) -> Iterator[torch.Tensor]:
     """Logits of all points, piece by piece."""
-    import torch
-
     matrix = torch.as_tensor(weights[:, :-1].T, dtype=torch.float32, device=device).contiguous()
     biases = torch.as_tensor(weights[:, -1], dtype=torch.float32, device=device)
     rows = max(1, (1 << 22) // len(weights))
@@ -333,8 +329,6 @@ class _Problem:
         offset: np.ndarray | None,
         device: torch.device | str,
     ) -> None:
-        import torch
-
         self.ridge = ridge
         self.target = torch.as_tensor(target, dtype=torch.int64, device=device)
         self.features = torch.ones(len(target), features.shape[1] + 1, device=device)  # a constant
@@ -348,8 +342,6 @@ class _Problem:
 
     def _pieces(self, weights: np.ndarray) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
         """Yield examples, their logits and their probabilities; memory is used again."""
-        import torch
-
         device = self.features.device
         matrix = torch.as_tensor(weights.T, dtype=torch.float32, device=device).contiguous()
         matrix[-1] += self.offset
@@ -368,8 +360,6 @@ class _Problem:
         b_y grows by log(n_y / Σ_i p_iy). A minimum has such biases, and a prior that the start
         ignores would otherwise cost L-BFGS most of its steps.
         """
-        import torch
-
         moved = weights.copy()
         for _ in range(rounds):
             total = torch.zeros(len(weights), device=self.features.device)
@@ -380,8 +370,6 @@ class _Problem:
 
     def value_and_gradient(self, weights: np.ndarray) -> tuple[float, np.ndarray]:
         """The summed loss and its gradient, float64."""
-        import torch
-
         device, (num_classes, columns) = self.features.device, weights.shape
         total = torch.zeros((), dtype=torch.float64, device=device)
         expected = torch.zeros(columns, num_classes, device=device)
@@ -398,8 +386,6 @@ class _Problem:
 
     def blocks(self, weights: np.ndarray) -> np.ndarray:
         """Each class's block of the Hessian, Σ_i p_iy (1 − p_iy) x_i x_iᵀ + ridge."""
-        import torch
-
         num_classes, columns = weights.shape
         upper = torch.triu_indices(columns, columns, device=self.features.device)
         sums = torch.zeros(upper.shape[1], num_classes, device=self.features.device)
@@ -597,17 +583,6 @@ def _facts(counts: np.ndarray, source: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------------- judgement, tables
 
 
-def over_trials(values: Sequence[float]) -> Estimate:
-    """Return the mean over trials and its standard error, NaN for a single one.
-
-    Examples:
-        >>> over_trials([1.0, 3.0])
-        Estimate(mean=2.0, se=1.0)
-    """
-    spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
-    return Estimate(float(np.mean(values)), float(spread / np.sqrt(len(values))))
-
-
 def bayes(trials: Sequence[Trial]) -> Estimate:
     """Return the Bayes balanced error, mean of the trials' own, with the error of Monte Carlo."""
     errors = np.array([trial.bayes.se for trial in trials])
@@ -616,10 +591,14 @@ def bayes(trials: Sequence[Trial]) -> Estimate:
 
 
 def excess(trials: Sequence[Trial], method: str) -> Estimate:
-    """Return the balanced error above Bayes; of a single trial, with its error of sampling."""
+    """Return the balanced error above Bayes: mean over the trials and its standard error.
+
+    Of a single trial it has the error of sampling.
+    """
     if len(trials) == 1:
         return trials[0].excess[method]
-    return over_trials([trial.excess[method].mean for trial in trials])
+    found = [trial.excess[method].mean for trial in trials]
+    return Estimate(float(np.mean(found)), float(np.std(found, ddof=1) / np.sqrt(len(found))))
 
 
 def label(method: str) -> str:
