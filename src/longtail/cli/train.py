@@ -284,7 +284,7 @@ def train(
     if json:
         _console.print_json(_document(runs, errors))
     else:
-        _show(runs, errors, out, where=places.where)
+        _show(runs, errors, out, places)
 
 
 def _with_settings(
@@ -595,14 +595,14 @@ def _document(runs: list[Run], errors: Errors) -> dict[str, Any]:
     return {"methods": methods, "runs": listed}
 
 
-def _show(runs: list[Run], errors: Errors, root: Path, *, where: list[str]) -> None:
+def _show(runs: list[Run], errors: Errors, root: Path, places: _training.RunData) -> None:
     """Print the table of the finished runs, and what to do next.
 
     Args:
         runs: finished.
         errors: of each split and folder.
         root: the folder of runs.
-        where: options that say where the data are, for a command that reads them again.
+        places: where the data are, for a command that reads them again.
     """
     from longtail import _checks
     from longtail.report import tables
@@ -629,7 +629,7 @@ def _show(runs: list[Run], errors: Errors, root: Path, *, where: list[str]) -> N
     folder = root / spec.dataset.name
     plain = [run.folder for run in runs if run.spec.method.name == "softmax"]
     if "test" not in errors:
-        why, words = "Not judged on the test set yet", ["evaluate", folder, *where]
+        why, words = "Not judged on the test set yet", ["evaluate", folder, *places.where]
     elif spec.dataset.held_out and plain:
         why, words = "To choose tau on the held-out part", ["tune", plain[0]]
     elif spec.dataset.held_out:  # the other losses have their adjustment in them already

@@ -172,19 +172,19 @@ class Training:
             for low in range(first, end, chunk):
                 part = slice(low, min(low + chunk, end))
                 at = slice(part.start - first, part.stop - first)
-                made = maker.make(
+                pixels, labels, seconds, shares = maker.make(
                     pick(images, part),
                     None if partners is None else pick(partners, part),
                     None if mixing is None else pick(mixing, part),
                 )
                 for run in runs:
-                    block.inputs[at, :, :, run].copy_(made.pixels.permute(0, 2, 3, 1))
-                    block.targets[run, at].copy_(made.labels)
+                    block.inputs[at, :, :, run].copy_(pixels.permute(0, 2, 3, 1))
+                    block.targets[run, at].copy_(labels)
                     # A run that mixes nothing, beside one that does, has its own label twice.
                     if block.seconds is not None and block.shares is not None:
-                        block.seconds[run, at].copy_(made.seconds)
-                        if made.shares is not None:
-                            block.shares[run, at].copy_(made.shares)
+                        block.seconds[run, at].copy_(seconds)
+                        if shares is not None:
+                            block.shares[run, at].copy_(shares)
         if self.teachers is None or block.teacher_logits is None:
             return
         for runs, answers in zip(self.streams, block.teacher_logits, strict=True):

@@ -177,7 +177,7 @@ class Method:
         if self.loss == THRESHOLD:
             for name in self.settings:
                 _checks.fraction(self.settings[name], name=name)
-        elif not self.lacking:
+        elif self.settings and not self.lacking:
             delta = self.settings.get("delta", (1.0, 1.0))
             size = len(delta) if isinstance(delta, tuple) else 2
             MARGINS[self.loss](ClassPrior.from_counts([2] * size), **self.settings)

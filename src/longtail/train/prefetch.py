@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,22 +50,6 @@ class Resident:
         self.image_shape, self.num_classes = images.image_shape, images.num_classes
 
 
-class Made(NamedTuple):
-    """Images made by a plan.
-
-    Attributes:
-        pixels: normalised, float32, shape (images, channels, height, width), channels-last.
-        labels: shape (images,).
-        seconds: the partners' labels, or an image's own where it has none.
-        shares: of the first label, float32; None without mixing.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    seconds: Tensor
-    shares: Tensor | None
-
-
 class ImageMaker:
     """Makes images by plans.
 
@@ -86,18 +70,26 @@ class ImageMaker:
             grey = [round(data.pixel_range * min(max(value, 0.0), 1.0)) for value in share]
             self.grey_border = torch.tensor(grey, device=self.device)
 
-    def make(self, images: ImageDraws, partners: ImageDraws | None, mixing: MixPlan | None) -> Made:
-        """Make the images of a plan, or of a part of it."""
+    def make(
+        self, images: ImageDraws, partners: ImageDraws | None, mixing: MixPlan | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Make the images of a plan, or of a part of it.
+
+        Returns:
+            Normalised pixels, float32, shape (images, channels, height, width); labels; the
+            partners' labels, or an image's own where it has none; and the shares of the first
+            label, None without mixing.
+        """
         pixels, labels = self._each(images)
         if partners is None or mixing is None:
-            return Made(pixels, labels, labels, None)
+            return pixels, labels, labels, None
         where = (mixing.share < 1).nonzero().squeeze(1)
         index = where.to(self.device, non_blocking=True)
         others, theirs = self._each(pick(partners, where))
         mixed, share = mix(pixels.index_select(0, index), others, pick(mixing, where))
         pixels.index_copy_(0, index, mixed)
         shares = torch.ones(len(pixels), device=self.device).index_copy_(0, index, share)
-        return Made(pixels, labels, labels.clone().index_copy_(0, index, theirs), shares)
+        return pixels, labels, labels.clone().index_copy_(0, index, theirs), shares
 
     def _each(self, draws: ImageDraws) -> tuple[Tensor, Tensor]:
         """Images by themselves, before mixing, and their labels."""

@@ -58,11 +58,6 @@ def names_of(spec: RunSpec) -> tuple[str, ...]:
     return tuple(spec.settings.get(TEACHERS, ()))
 
 
-def by_saved_logits(spec: RunSpec) -> bool:
-    """Whether a student learns from saved logits."""
-    return bool(spec.settings.get(SAVED, False))
-
-
 class TeacherPool:
     """The teachers of some runs, opened and checked.
 
@@ -100,14 +95,12 @@ class TeacherPool:
         A teacher that was trained again has the same name; a student that goes on must not mix
         the two.
         """
-        if not names_of(spec):
-            return
-        what = logits_file(SPLIT) if by_saved_logits(spec) else MODEL
+        what = logits_file(SPLIT) if SAVED in spec.settings else MODEL
         weights = {name: str(self._runs[name].record["files"][what]) for name in names_of(spec)}
         path = folder / "teachers.json"
-        if not path.exists():
+        if weights and not path.exists():
             files.write_json(path, weights)
-        elif files.read_json(path) != weights:
+        elif weights and files.read_json(path) != weights:
             raise RunError(
                 f"{folder} was begun with other weights of its teachers, which were trained again "
                 f"since; pass --force (force=True) to begin again."
@@ -117,25 +110,21 @@ class TeacherPool:
         self, spec: RunSpec, recipe: Recipe, data: Resident, device: torch.device
     ) -> Teachers | Tensor | None:
         """A student's teachers on the device, or their saved logits; None without any."""
-        if not names_of(spec):
-            return None
-        key = (names_of(spec), by_saved_logits(spec), recipe.mean, recipe.std)
-        if key not in self._ready:
-            runs = [self._runs[name] for name in names_of(spec)]
-            if by_saved_logits(spec):
-                one = len(runs) == 1
-                found = (
-                    scaled_logits(runs[0], split=SPLIT) if one else mean_logits(runs, split=SPLIT)
-                )
-                self._ready[key] = torch.from_numpy(np.array(found.logits, np.float32)).to(device)
+        runs, saved = [self._runs[name] for name in names_of(spec)], SAVED in spec.settings
+        key = (names_of(spec), saved, recipe.mean, recipe.std)
+        if runs and key not in self._ready:
+            if saved:
+                mean = mean_logits(runs, split=SPLIT) if runs[1:] else None
+                logits = (mean or scaled_logits(runs[0], split=SPLIT)).logits
+                self._ready[key] = torch.from_numpy(np.array(logits, np.float32)).to(device)
             else:
                 self._ready[key] = Teachers(runs, recipe, data, device=device)
-        return self._ready[key]
+        return self._ready.get(key)
 
 
 def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -> None:
     """Refuse a teacher that can't teach, or that has seen what it must not have."""
-    held_out, saved = student.dataset.held_out, by_saved_logits(student)
+    held_out, saved = student.dataset.held_out, SAVED in student.settings
     # The seed says which examples are held out.
     same_part = run.spec.dataset.held_out == held_out and trained_seeds(run.spec) == {student.seed}
     other = None

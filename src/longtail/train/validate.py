@@ -28,6 +28,10 @@ from longtail.train.recipe import Recipe
 from longtail.train.streamed import check_recipe
 from longtail.train.teachers import SAVED
 
+# What leaves images as they are; embeddings come so, and saved logits are of such images.
+_CHANGES = ("crop_padding", "flip", "trivial_augment", "cutout", "cutmix", "mixup")
+_OF_EMBEDDINGS = {"mean": (0.0,), "std": (1.0,), "crop_padding": 0, "flip": False, "cutmix": 0}
+
 
 def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) -> None:
     """Refuse runs that can't be trained, so that none fails after others were.
@@ -79,40 +83,35 @@ def _check_images(
     spec: RunSpec, recipe: Recipe, images: Images, batch_sizes: Sequence[int]
 ) -> None:
     """Refuse images of another kind than the recipe and its network are for."""
-    name = f"recipe {recipe.name!r}"
+    name, data, side = f"recipe {recipe.name!r}", spec.dataset.name, recipe.image_size
+    shape, largest = (3, side, side), 255.0
     if isinstance(images, ListedImages):
         check_recipe(recipe)
-    elif recipe.image_size:
-        raise InputError(
-            f"{name} crops photographs from disk to {recipe.image_size} pixels, but "
-            f"{spec.dataset.name} is in memory, in one size; take another recipe, or override "
-            f"image_size=0."
-        )
-    elif images.is_embeddings:
-        changes = ("mean", "std", "crop_padding", "flip", "cutmix")
-        off = {"mean": (0.0,), "std": (1.0,)}
-        for key in changes:
-            if getattr(recipe, key) != off.get(key, 0):
+    else:
+        shape, largest = images.image_shape, images.pixel_range
+        if side:
+            raise InputError(
+                f"{name} crops photographs from disk to {side} pixels, but {data} is in memory, in "
+                f"one size; take another recipe, or override image_size=0."
+            )
+        for key, off in _OF_EMBEDDINGS.items() if images.is_embeddings else ():
+            if getattr(recipe, key) != off:
                 raise InputError(
-                    f"{name} changes images (`{key}`), but {spec.dataset.name} holds embeddings, "
-                    f"which come as they are; take the recipe embeddings (--recipe embeddings)."
+                    f"{name} changes images (`{key}`), but {data} holds embeddings, which come as "
+                    f"they are; take the recipe embeddings (--recipe embeddings)."
                 )
-    side = recipe.image_size
-    shape = (3, side, side) if isinstance(images, ListedImages) else images.image_shape
     channels, height, width = shape
     for key in ("mean", "std"):
         if len(getattr(recipe, key)) not in (1, channels):
             raise InputError(
                 f"{name} is for images of {len(getattr(recipe, key))} channels (`{key}`), but "
-                f"{spec.dataset.name} has {channels}; change `mean` and `std` (--set), or take "
-                f"another recipe."
+                f"{data} has {channels}; change `mean` and `std` (--set), or take another recipe."
             )
     if recipe.cutout >= min(height, width):
         raise InputError(
             f"{name}: the square of cutout, {recipe.cutout} pixels, must be smaller than the "
             f"image, {height} x {width}; take about half of the smaller side."
         )
-    largest = images.pixel_range if isinstance(images, ImageSet) else 255
     if recipe.trivial_augment and (largest != 255 or channels not in (1, 3)):
         raise InputError(
             f"{name}: `trivial_augment` is for pixels of 0 .. 255 in 1 or 3 channels, but these "
@@ -129,33 +128,30 @@ def _check_images(
         batch = "a batch" if recipe.batch_size == 1 else "the last batch of an epoch"
         drop = "" if recipe.batch_size == 1 else "drop_last=true or "
         raise InputError(
-            f"recipe {recipe.name!r}: {batch} would have 1 of {sum(batch_sizes)} examples, and "
-            f"batch norm in {recipe.model!r} needs two for images as small as these; set "
-            f"{drop}another batch_size."
+            f"{name}: {batch} would have 1 of {sum(batch_sizes)} examples, and batch norm in "
+            f"{recipe.model!r} needs two for images as small as these; set {drop}another "
+            f"batch_size."
         ) from error
 
 
 def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
     """Refuse a run that has teachers it would not listen to, or should have some and has none."""
-    name = f"train: recipe {recipe.name!r}"
-    teachers = TEACHERS in spec.settings
-    changes = [recipe.crop_padding, recipe.flip, recipe.trivial_augment, recipe.cutout]
-    changes += [recipe.cutmix > 0, recipe.mixup > 0]
-    if teachers and any(changes) and SAVED in spec.settings:
-        raise InputError(
-            f"{name} crops, flips, augments or mixes images, but saved logits are of images as "
-            f"they are; let the teachers' networks answer (without --teacher-logits), or set "
-            f"crop_padding=0, flip=false and the like."
-        )
+    name, teachers = f"train: recipe {recipe.name!r}", TEACHERS in spec.settings
     if teachers and recipe.distill_weight == 0:
         raise InputError(
             f"{name} has distill_weight 0, so the teachers that are named would do nothing; take "
             f"the recipe strong-student, or set distill_weight (--set)."
         )
-    if recipe.distill_weight and not teachers:
+    if not teachers:
         raise InputError(
             f"{name} has distill_weight {recipe.distill_weight:g} and needs teachers; name their "
             f"run folders (--teachers RUN), or take a recipe without them, such as strong."
+        )
+    if SAVED in spec.settings and any(getattr(recipe, key) for key in _CHANGES):
+        raise InputError(
+            f"{name} crops, flips, augments or mixes images, but saved logits are of images as "
+            f"they are; let the teachers' networks answer (without --teacher-logits), or set "
+            f"crop_padding=0, flip=false and the like."
         )
 
 
@@ -163,21 +159,28 @@ def _check_many_classes(
     spec: RunSpec, recipe: Recipe, method: Method, images: Images, processes: int
 ) -> None:
     """Refuse what a sharded classifier, or a loss of some classes, can't do."""
-    sharded = recipe.classifier == "sharded"
-    obstacles = {
-        f"{spec.dataset.name} is in memory; it is for photographs from disk": isinstance(
-            images, ImageSet
-        ),
-        "negatives are drawn from a whole classifier (`sampled_classes` is above 0)": sharded
-        and recipe.sampled_classes,
-        f"the head is {recipe.head!r}, and it takes a linear one": recipe.head != "linear",
-        f"{THRESHOLD} drops competitors at random; take 'equalized'": method.loss == THRESHOLD,
-        "label smoothing needs all classes": not sharded and method.label_smoothing,
-        "the backbone is frozen": sharded and recipe.freeze_backbone,
-        f"there are {processes} processes for {images.num_classes} classes": sharded
-        and processes > images.num_classes,
-    }
+    sharded, data = recipe.classifier == "sharded", spec.dataset.name
     setting = "`classifier` is 'sharded'" if sharded else "`sampled_classes` is above 0"
-    for obstacle, there in obstacles.items():
-        if there:
+    for wrong, obstacle in (
+        (
+            isinstance(images, ImageSet),
+            f"{data} is in memory; it is for photographs from disk",
+        ),
+        (
+            sharded and recipe.sampled_classes,
+            "negatives are drawn from a whole classifier (`sampled_classes` is above 0)",
+        ),
+        (recipe.head != "linear", f"the head is {recipe.head!r}, and it takes a linear one"),
+        (
+            method.loss == THRESHOLD,
+            f"{THRESHOLD} drops competitors at random; take 'equalized'",
+        ),
+        (not sharded and method.label_smoothing, "label smoothing needs all classes"),
+        (sharded and recipe.freeze_backbone, "the backbone is frozen"),
+        (
+            sharded and processes > images.num_classes,
+            f"there are {processes} processes for {images.num_classes} classes",
+        ),
+    ):
+        if wrong:
             raise InputError(f"recipe {recipe.name!r}: {setting}, but {obstacle}.")
