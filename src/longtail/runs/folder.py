@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longtail import _checks
-from longtail._checks import InputError, listing
+from longtail._checks import InputError
 from longtail.priors import ClassPrior
 from longtail.runs import files
 from longtail.runs.spec import POOL, RunSpec
@@ -380,19 +380,13 @@ def same_training(run: Run, fingerprint: str) -> None:
         )
 
 
-def same_images(judged: Iterable[tuple[Run, str]], split: str) -> None:
-    """Refuse runs whose logits of a split are of other images than the data are now.
-
-    Args:
-        judged: runs with logits of the split, each with the fingerprint of what the split is now.
-        split: which.
-    """
-    stale = [run for run, now in judged if run.record["splits"][split]["data"] not in (None, now)]
-    if stale:
+def same_images(run: Run, fingerprint: str, *, split: str) -> None:
+    """Refuse a run whose logits of a split are of other images than those with this fingerprint."""
+    if run.record["splits"][split]["data"] not in (None, fingerprint):
         raise RunError(
-            f"{listing((run.folder for run in stale), most=3)}: logits of the split {split!r} are "
-            f"of other images than the data are now; write them again with `longtail evaluate "
-            f"RUN --split {split} --force` (replace=True)."
+            f"{run.folder}: logits of the split {split!r} are of other images than the data are "
+            f"now; write them again with `longtail evaluate RUN --split {split} --force` "
+            f"(replace=True)."
         )
 
 

@@ -116,7 +116,7 @@ def evaluate(
     """
     if world.tell(split in run.splits) and not replace:
         if split in run.splits:  # another process may not see them yet
-            same_images([(run, images.fingerprint)], split)
+            same_images(run, images.fingerprint, split=split)
         return run
     instead = "count the errors without them (longtail evaluate --errors-only)"
     refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=instead)
