@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -98,22 +99,22 @@ class Row:
         detail = _SOURCES[self.tau_source] if self.tau_source else self.detail
         return figures.label(self.method) + (f" ({detail})" if detail else "")
 
-    @property
+    @cached_property
     def errors(self) -> FloatArray:
         """Balanced error of each seed."""
         return np.array([result.balanced_error for result in self.results])
 
-    @property
+    @cached_property
     def per_class(self) -> FloatArray:
         """Error of each class, mean over seeds, shape (num_classes,)."""
         return np.asarray(np.mean([result.per_class.values for result in self.results], axis=0))
 
-    @property
+    @cached_property
     def members(self) -> tuple[str, ...]:
         """The names of the runs that an ensemble is the mean of; none for any other method."""
         return self.runs[0].members
 
-    @property
+    @cached_property
     def seeds(self) -> tuple[int, ...]:
         """The seeds, ascending; of an ensemble its networks', or none where one is not known."""
         if not self.members:
@@ -152,12 +153,12 @@ class Comparison:
         """Return the row of a method; of a post-hoc one, by the source of its tau."""
         return next(r for r in self.rows if (r.method, r.tau_source) == (method, tau_source))
 
-    @property
+    @cached_property
     def baseline(self) -> Row | None:
         """The row of plain softmax, to which the others are compared, if it was run."""
         return next((row for row in self.rows if row.method == BASELINE), None)
 
-    @property
+    @cached_property
     def honest(self) -> list[Row]:
         """Rows for which nothing was chosen on the data that judge them."""
         return [row for row in self.rows if row.tau_source != "oracle"]
@@ -167,7 +168,7 @@ class Comparison:
         """Number of honest rows besides softmax."""
         return len(self.honest) - (self.baseline is not None)
 
-    @property
+    @cached_property
     def shared_seeds(self) -> tuple[int, ...]:
         """The seeds of every honest row, ensembles aside."""
         found = [set(row.seeds) for row in self.honest if not row.members]
@@ -191,7 +192,7 @@ class Comparison:
         seeds = self.shared_seeds
         return float((row.errors_of(seeds) if seeds else row.errors).mean())
 
-    @property
+    @cached_property
     def best(self) -> Row:
         """The honest row with the lowest `mean_error`; the earlier of two equals."""
         return min(self.honest, key=self.mean_error)
