@@ -317,17 +317,18 @@ def _refuse_probabilities(logits: Any) -> None:
 
 
 def _values(array: Any, rows: int | None = None) -> NDArray[Any] | None:
-    """Return the rows (the first ones along each axis) if they are at hand, else None."""
+    """Return the rows (the first ones along each axis) if they are at hand on a CPU, else None."""
     if hasattr(array, "new_tensor"):
         import torch
 
-        # Subclasses such as DTensor may have to ask other processes; a GPU would have to catch up.
-        plain = type(array) in (torch.Tensor, torch.nn.Parameter)
-        if _compiling() or not plain or array.device.type != "cpu":
+        # Subclasses such as DTensor may have to ask other processes.
+        if _compiling() or type(array) not in (torch.Tensor, torch.nn.Parameter):
             return None
     try:
+        if "cpu" not in str(device(array)).lower():
+            return None
         found = _checks.as_numpy(array[(slice(rows),) * (array.ndim - 1)])
-    except (RuntimeError, TypeError):  # under vmap, grad or jit there are no values to show
+    except (RuntimeError, TypeError, AttributeError):  # vmap, grad and jit have no values to show
         return None
     return found.reshape(-1, array.shape[-1])
 
