@@ -47,8 +47,8 @@ def test_problems_are_listed_and_the_exit_code_is_one(cli):
     assert (result.code, result.err) == (1, "")
     lines = result.out.splitlines()
     assert lines[2:4] == ["5 x missing: files that are not there", f"  {files[0]}: is not there"]
-    assert lines[6:9] == ["  and 2 more", "", "1 x format: files that are no images"]
-    assert lines[9].startswith(f"  {files[5]}: is no image (PNG, ")
+    assert lines[6:9] == ["  and 2 more", "", "1 x format: files that are not images"]
+    assert lines[9].startswith(f"  {files[5]}: is not an image (PNG, ")
     assert lines[-2:] == [
         "6 problems (11 of 16 files there, every one decoded).",
         "All of them: --out FILE or --json",

@@ -69,7 +69,9 @@ def test_damaged_and_other_files_are_refused(tmp_path):
         changed = bytearray(whole)
         changed[place] ^= 4
         path.write_bytes(changed)
-        with pytest.raises(InputError, match=r"not those that were frozen|can't be|is no image"):
+        with pytest.raises(
+            InputError, match=r"not those that were frozen|can't be|is not an image"
+        ):
             read_frozen(path)
 
 

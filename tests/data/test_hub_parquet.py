@@ -69,5 +69,5 @@ def test_a_truncated_file_is_refused(tmp_path):
     damaged = bytearray(content)
     damaged[100:400] = bytes(300)
     path.write_bytes(damaged)
-    with pytest.raises(InputError, match=r"is not a parquet file|can't be decoded|is no image"):
+    with pytest.raises(InputError, match=r"is not a parquet file|can't be decoded|is not an image"):
         read_hub_parquet(path)

@@ -166,7 +166,7 @@ def put(part, position, **values):
     return lambda document: document[part][position].update(values)
 
 
-SHAPE = r"is no competition file with labels, \{images: .*val2018\.json"
+SHAPE = r"is not a competition file with labels, \{images: .*val2018\.json"
 REFUSED_JSON = {
     "test set": (lambda document: document.pop("annotations"), SHAPE),
     "ids": (put("categories", 0, id=7), r"category ids must be 0 \.\. L - 1, each once"),
@@ -242,7 +242,7 @@ def test_clutter_is_passed_over(tmp_path):
     ("place", "message"),
     [
         ("train/stray.png", "stray.png is in no class folder"),
-        ("train/a/broken.jpg", r"a/broken\.jpg is no image"),
+        ("train/a/broken.jpg", r"a/broken\.jpg is not an image"),
     ],
 )
 def test_what_would_be_passed_over_silently_is_refused(tmp_path, place, message):

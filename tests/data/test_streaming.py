@@ -114,7 +114,7 @@ def test_bad_files_are_told_apart(tmp_path):
     bad = {
         "cut.jpg": ("truncated", "can't be decoded: .*truncated"),
         "empty.jpg": ("truncated", "is empty"),
-        "page.jpg": ("format", r"is no image \(PNG, JPEG"),
+        "page.jpg": ("format", r"is not an image \(PNG, JPEG"),
         "gone.jpg": ("missing", "is not there"),
     }
     for name, (kind, reason) in bad.items():

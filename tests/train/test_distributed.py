@@ -214,7 +214,7 @@ def test_a_damaged_image_is_counted_once_or_stops_both(folder):
     assert found[0]["skipped"] == found[1]["skipped"]
     assert [line.get("skipped") for line in found[0]["skipped"]] == [1] * SMALL["epochs"]
     said = sorted(one["stopped"] for one in found)  # by the one whose share it was in
-    assert re.match(r".*\.JPEG is no image", said[0])
+    assert re.match(r".*\.JPEG is not an image", said[0])
     assert said[1].startswith("another process of this training stopped")
 
 

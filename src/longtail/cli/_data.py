@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Profile(StrEnum):
-    """How class sizes fall off."""
+    """Profiles of class sizes."""
 
     exp = "exp"
     step = "step"

@@ -71,7 +71,7 @@ def opened(file: str | Path | io.BytesIO) -> Iterator[Image.Image]:
     except UnidentifiedImageError as error:
         if size == 0:
             raise PhotoError("truncated", "is empty") from error
-        raise PhotoError("format", f"is no image ({', '.join(FORMATS)})") from error
+        raise PhotoError("format", f"is not an image ({', '.join(FORMATS)})") from error
     except Exception as error:  # a decoder meets damage with whatever its code happens to raise
         text = str(error) or type(error).__name__
         if isinstance(error, OSError) and error.errno is not None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from longtail import runs
 from longtail._checks import InputError
 from longtail.data.lists import (
     ListedImages,
@@ -21,6 +20,7 @@ from longtail.data.lists import (
     scan,
     stray_images,
 )
+from longtail.runs import DataSpec
 
 VARIABLE = "LONGTAIL_DATA"
 SPLITS = ("train", "val", "test")
@@ -29,14 +29,14 @@ KINDS = {
     "size": "not the published number of images",
     "line": "lines that are not `path label`, or none at all",
     "path": "paths that leave the image root",
-    "label": "labels that are no number, out of range, or with holes",
+    "label": "labels that are not numbers, out of range, or with holes",
     "stray": "images beside the class folders",
     "duplicate": "files listed twice",
     "overlap": "files listed in two splits",
     "missing": "files that are not there",
     "truncated": "files that end too early",
     "unreadable": "files that can't be read or decoded",
-    "format": "files that are no images",
+    "format": "files that are not images",
 }
 """Every kind of problem that a data set on disk can have, in the order of a report."""
 
@@ -97,20 +97,23 @@ class ListedData:
         train: what training sees.
         test: what `evaluate` sees.
         val: for choosing anything, or None.
-        spec: how a run's record names it.
         stray: images beside the class folders of a split, which are in none of the sets.
     """
 
     train: ListedImages
     test: ListedImages
     val: ListedImages | None
-    spec: runs.DataSpec
     stray: tuple[Path, ...] = ()
+
+    @property
+    def spec(self) -> DataSpec:
+        """Name and fingerprint of the data in a run's record."""
+        return self.train.spec
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the splits of a data set are.
+    """The files of a data set's splits.
 
     Attributes:
         name: what records call it.
@@ -297,5 +300,4 @@ def load_listed(
                 f"{os.fsdecode(part.paths[int(missing[0])])!r}. If the images are elsewhere, pass "
                 f"root= (--root); `longtail data check` lists all that are missing."
             )
-    train = parts["train"]
-    return ListedData(train, parts["test"], parts.get("val"), train.spec, tuple(sources.stray()))
+    return ListedData(parts["train"], parts["test"], parts.get("val"), tuple(sources.stray()))

@@ -76,7 +76,7 @@ class ListedImages(Labeled):
 
     @property
     def spec(self) -> runs.DataSpec:
-        """How a run's record names these examples."""
+        """Name and fingerprint of these examples in a run's record."""
         return runs.DataSpec(self.name, settings={"list": self.fingerprint[:16]})
 
     def file(self, index: int) -> str:
@@ -218,7 +218,7 @@ def _scan_competition(path: Path, root: Path) -> Listing:
         images = [(entry["id"], str(entry["file_name"])) for entry in document["images"]]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path} is no competition file with labels, {{images: [{{id, file_name}}], "
+            f"{path} is not a competition file with labels, {{images: [{{id, file_name}}], "
             f"annotations: [{{image_id, category_id}}], categories: [{{id, name}}]}} "
             f"({type(error).__name__}: {error}). The competition's test set has no annotations; "
             f"results are reported on its validation set (val2018.json)."

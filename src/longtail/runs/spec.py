@@ -131,7 +131,7 @@ class _Document:
 
 @dataclass(frozen=True)
 class DataSpec(_Document):
-    """Which examples a run trains on.
+    """The examples that a run trains on.
 
     Attributes:
         name: the data set, such as ``cifar100-lt``.
@@ -165,7 +165,7 @@ class Part(_Document):
 
 @dataclass(frozen=True)
 class RecipeSpec(_Document):
-    """How a run trains: the values in force, and where they came from.
+    """The values that a run trains with, and where they came from.
 
     Attributes:
         name: the named recipe that these values started from.
@@ -207,7 +207,7 @@ class RunSpec(_Document):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the result, and nothing else: the hash's input.
+        """The part of the spec that decides the result: the hash's input.
 
         A recipe counts by its values, not by its name or by how they came about. A field at
         its default is left out, so that adding one later changes no existing hash; whole
