@@ -328,7 +328,7 @@ def claims_table(columns: Sequence[Column], judge: Callable[[Column], list[Claim
     """Return every claim with its verdict and interval in each column."""
     by_column = [{claim.text: claim for claim in judge(column)} for column in columns]
     texts = dict.fromkeys(text for found in by_column for text in found)
-    rows = [(text, *(_judged_cell(found.get(text)) for found in by_column)) for text in texts]
+    rows = [(text, *(verdict_cell(found.get(text)) for found in by_column)) for text in texts]
     return Table(
         "",
         ("claim", *(f"{column.title}, `{column.recipe}`" for column in columns)),
@@ -342,7 +342,8 @@ def claims_table(columns: Sequence[Column], judge: Callable[[Column], list[Claim
     )
 
 
-def _judged_cell(claim: Claim | None) -> str:
+def verdict_cell(claim: Claim | None) -> str:
+    """Return the mark and the interval; a dash where nothing was measured."""
     if claim is None or claim.verdict is None:
         return "–"
     return f"{MARKS[claim.verdict]} {claim.measured}"

@@ -75,14 +75,11 @@ def columns() -> list[Column]:
 def trained_table(found: list[Column]) -> Table:
     """Return the claims about networks with their verdicts."""
     judged = [{one.text: one for one in exp.claims(column)} for column in found]
-    rows = [(words, *(_cell(one.get(text)) for one in judged)) for words, text in TRAINED]
+    rows = [
+        (words, *(exp.verdict_cell(one.get(text)).partition(" [")[0] for one in judged))
+        for words, text in TRAINED
+    ]
     return Table("", ("the paper says", *(column.title for column in found)), rows)
-
-
-def _cell(claim: exp.Claim | None) -> str:
-    if claim is None or claim.verdict is None:
-        return "–"
-    return f"{exp.MARKS[claim.verdict]} {claim.measured.partition(' [')[0]}"
 
 
 def computed() -> list[Line]:

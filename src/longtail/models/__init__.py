@@ -34,17 +34,11 @@ ImageShape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """A network of `MODELS` and the images it takes.
-
-    Attributes:
-        make: builds it from an image shape and a head's factory.
-        smallest: the least height and width; below it the last maps would be mere padding.
-        channels: how many the images must have, or None for any number.
-    """
+    """A network of `MODELS` and the images it takes."""
 
     make: Callable[[ImageShape, HeadFactory], nn.Module]
-    smallest: int
-    channels: int | None = None
+    smallest: int  # height and width; below it the last maps would be mere padding
+    channels: int | None = None  # of the images; None for any number
 
 
 class SmallConvNet(nn.Module):

@@ -162,12 +162,7 @@ class ProjectionShortcut(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Convolutions, each with batch norm and ReLU, the last one's after the shortcut is added.
-
-    Args:
-        convs: from the block's input to its output.
-        shortcut: identity or not.
-    """
+    """Convolutions, each with batch norm and ReLU, the last one's after the shortcut is added."""
 
     def __init__(self, convs: list[nn.Conv2d], shortcut: nn.Module) -> None:
         super().__init__()
@@ -227,35 +222,21 @@ def init_keras(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Design:
-    """The differences between residual networks.
+    """The differences between residual networks."""
 
-    Attributes:
-        block: `basic` or `bottleneck`, the convolutions of a block.
-        depths: blocks in each stage; every stage after the first halves the maps.
-        widths: of the blocks in each stage.
-        init: sets the initial weights.
-        expansion: channels that leave a block, as a multiple of its width.
-        stem: kernel, stride and padding of the first convolution.
-        stem_width: its channels.
-        stem_pool: whether a 3 x 3 max pool with stride 2 follows it.
-        shortcut: where a block changes the shape, `pad` is option A and `projection` a
-            convolution; `stage-projection` has that in the first block of every stage, even
-            where the shape stays.
-        conv: makes the 3 x 3 convolutions that may have a stride.
-        final_norm: whether a batch norm follows the last block.
-    """
-
-    block: Callable[[int, int, int, int, Conv], list[nn.Conv2d]]
-    depths: tuple[int, ...]
-    widths: tuple[int, ...]
-    init: Callable[[nn.Module], None]
-    expansion: int = 1
-    stem: tuple[int, int, int] = (3, 1, 1)
+    block: Callable[[int, int, int, int, Conv], list[nn.Conv2d]]  # `basic` or `bottleneck`
+    depths: tuple[int, ...]  # blocks in each stage; every stage after the first halves the maps
+    widths: tuple[int, ...]  # of the blocks in each stage
+    init: Callable[[nn.Module], None]  # sets the initial weights
+    expansion: int = 1  # channels that leave a block, as a multiple of its width
+    stem: tuple[int, int, int] = (3, 1, 1)  # kernel, stride and padding of the first convolution
     stem_width: int = 16
-    stem_pool: bool = False
+    stem_pool: bool = False  # whether a 3 x 3 max pool with stride 2 follows
+    # Where a block changes the shape, `pad` is option A and `projection` a convolution;
+    # `stage-projection` has that in the first block of every stage, even where the shape stays.
     shortcut: Literal["pad", "projection", "stage-projection"] = "pad"
-    conv: Conv = conv3x3
-    final_norm: bool = False
+    conv: Conv = conv3x3  # makes the 3 x 3 convolutions that may have a stride
+    final_norm: bool = False  # whether a batch norm follows the last block
 
     def make_shortcut(self, inputs: int, outputs: int, stride: int, *, first: bool) -> nn.Module:
         """The shortcut of one block; `first` says that it opens a stage."""

@@ -22,11 +22,7 @@ from longtail.models.resnet import DESIGNS, PadShortcut
 
 
 class StackedHead(nn.Module):
-    """The last layers of R networks, each on its own features.
-
-    Args:
-        heads: of one kind and size.
-    """
+    """The last layers of R networks, of one kind and size, each on its own features."""
 
     def __init__(self, heads: Sequence[nn.Module]) -> None:
         super().__init__()
