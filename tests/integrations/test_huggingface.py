@@ -244,8 +244,10 @@ def test_deferred_reweighting_resumes_in_its_epoch(tmp_path, saved):
             lambda: TrainerLoss(LogitAdjustedLoss(PRIOR, weight=torch.ones(3))),
             "weigh the classes in the margin",
         ),
-        (lambda: TrainerLoss(SoftmaxLoss(PRIOR))({"loss": 1}, None), "no `logits`, only loss"),
-        (lambda: DeferredReweighting(SoftmaxLoss(PRIOR), PRIOR, start=1), "the TrainerLoss that"),
+        (
+            lambda: TrainerLoss(SoftmaxLoss(PRIOR))((torch.zeros(2, 3),), torch.ones(2, 3)),
+            "a row's sum is off 1 by 2",
+        ),
     ],
 )
 def test_bad_input_is_refused(call, message):

@@ -64,11 +64,6 @@ class TrainerLoss:
     """
 
     def __init__(self, loss: PairwiseMarginLoss) -> None:
-        if not isinstance(loss, PairwiseMarginLoss):
-            raise InputError(
-                f"TrainerLoss: `loss` must be a loss module of longtail.losses, such as "
-                f"LogitAdjustedLoss(prior); got {type(loss).__name__}."
-            )
         if loss.ignore_index != COUNTED_OUT:
             raise InputError(
                 f"TrainerLoss: the loss has ignore_index={loss.ignore_index}, but Trainer counts "
@@ -86,25 +81,24 @@ class TrainerLoss:
     def __call__(
         self,
         outputs: Any,
-        labels: Tensor | None,
+        labels: Tensor,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """The loss of a micro-batch, as Trainer asks for it.
+        """Return the loss of a micro-batch, a scalar, in float32 for logits in half precision.
 
         Args:
             outputs: the model's, with ``logits``.
             labels: see the class.
             num_items_in_batch: of the whole optimizer step; None for the mean over this batch.
-
-        Returns:
-            A scalar, in float32 for logits in half precision.
         """
-        logits = _logits(outputs)
-        if labels is None:
+        if "CausalLM" in type(outputs).__name__:
             raise InputError(
-                "TrainerLoss: the batch has no `labels`; let the data set or the "
-                "collator name its targets `labels`."
+                "TrainerLoss: a causal language model predicts the next token, and this loss does "
+                "not shift the labels; it is for classification of sequences, images and tokens."
             )
+        if isinstance(outputs, Mapping | tuple):
+            outputs = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
+        logits: Tensor = outputs
         if logits.device != self.loss.alpha.device:
             self.loss.to(logits.device)
         num_classes = logits.shape[-1]
@@ -113,7 +107,7 @@ class TrainerLoss:
             _refuse_several(labels)
         losses: Tensor = self.loss(
             logits.reshape(-1, num_classes),
-            labels.reshape(-1, num_classes) if soft else _flat_labels(labels, logits),
+            labels.reshape(-1, num_classes) if soft else labels.reshape(-1),
         )
         if num_items_in_batch is None:
             # In uint8 a comparison with -100 would find 156.
@@ -158,11 +152,6 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self, loss: TrainerLoss, prior: ClassPrior, *, start: int, beta: float = 0.9999
     ) -> None:
-        if not isinstance(loss, TrainerLoss):
-            raise InputError(
-                f"DeferredReweighting: `loss` must be the TrainerLoss that the Trainer has as "
-                f"compute_loss_func; got {type(loss).__name__}."
-            )
         self.start = _checks.whole(start, name="start", at_least=0)
         self.loss = loss
         prior = _checks.prior(prior, num_classes=len(loss.loss.alpha))
@@ -194,29 +183,6 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
         self.loss.weigh(self.weights if epoch >= self.start else None)
 
 
-def _logits(outputs: Any) -> Tensor:
-    if "CausalLM" in type(outputs).__name__:
-        raise InputError(
-            "TrainerLoss: a causal language model predicts the next token, and this loss does not "
-            "shift the labels; it is for classification of sequences, images and tokens."
-        )
-    if isinstance(outputs, Mapping):
-        if "logits" not in outputs:
-            raise InputError(
-                f"TrainerLoss: the model's outputs have no `logits`, only {', '.join(outputs)}."
-            )
-        outputs = outputs["logits"]
-    elif isinstance(outputs, tuple):
-        outputs = outputs[0]
-    if not isinstance(outputs, Tensor) or outputs.ndim < 2:
-        came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise InputError(
-            f"TrainerLoss: the model's `logits` must be a tensor with the classes last, such as "
-            f"(B, L) or (B, T, L); got {came}."
-        )
-    return outputs
-
-
 def _refuse_several(labels: Tensor) -> None:
     """Refuse rows of multi-label data; to look at them costs no more than Trainer's NaN filter."""
     off = (labels.sum(dim=-1, dtype=torch.float64) - 1).abs().max().item()
@@ -227,13 +193,3 @@ def _refuse_several(labels: Tensor) -> None:
             f"(problem_type='multi_label_classification') are another problem: train with its own "
             f"loss, then adjust the logits by longtail.multilabel."
         )
-
-
-def _flat_labels(labels: Tensor, logits: Tensor) -> Tensor:
-    if labels.shape != logits.shape[:-1]:
-        raise InputError(
-            f"TrainerLoss: `labels` must have shape {tuple(logits.shape[:-1])} (class indices) or "
-            f"{tuple(logits.shape)} (class probabilities) for logits of shape "
-            f"{tuple(logits.shape)}; their shape is {tuple(labels.shape)}."
-        )
-    return labels.reshape(-1)
