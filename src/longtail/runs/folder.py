@@ -213,19 +213,13 @@ class Run:
         """Names of the runs that a student learnt from; empty for any other run."""
         return tuple(self.spec.settings.get(TEACHERS, ()))
 
-    def evaluation(self, split: str, *, data: Sequence[str] | None = None) -> str:
-        """Return the command that writes a split's logits; an ensemble's are its members' mean.
-
-        Args:
-            split: which.
-            data: options that say where the data are; None for one to fill in where only the
-                user knows.
-        """
+    def evaluation(self, split: str) -> str:
+        """Return the command that writes a split's logits; an ensemble's are its members' mean."""
         names = [str(self.folder.parent.parent / name) for name in self.members]
         words = ["longtail", "evaluate", *(names or [str(self.folder)]), "--split", split]
-        if data is None:
-            data = ["--dataset", "PATH"] if POOL in self.spec.dataset.settings else []
-        return shlex.join([*words, *(["--ensemble"] if names else []), *data])
+        words += ["--ensemble"] if names else []
+        words += ["--dataset", "PATH"] if POOL in self.spec.dataset.settings else []
+        return shlex.join(words)
 
     def logits(self, split: str) -> SplitLogits:
         """Return a split's logits, labels and indices, memory-mapped.
