@@ -40,6 +40,13 @@ def test_the_page_is_that_of_its_record(bench, name):
     assert module.page(record) == module.PAGE.read_text()
 
 
+def test_the_tables_of_estimators_are_those_of_the_record(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    made = importlib.import_module("make_page")
+    assert made.PAGE.read_text() == made.page()
+    assert made.SKLEARN.read_text() == made.tables(made.SKLEARN.read_text())
+
+
 def test_the_alarm_of_drift_holds_its_level_and_a_step_costs_what_torch_s_does(bench):
     _, drift = bench("bench_drift")
     assert all(row["false"] <= drift["level"] for row in drift["alarms"])
