@@ -50,7 +50,6 @@ class Beside:
     """A stream on which the first block of a training's next epoch is made beside its steps."""
 
     def __init__(self, training: Any, device: torch.device) -> None:
-        self.training = training
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # When what was made there was taken over, and may be overwritten.
         self.taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -58,11 +57,11 @@ class Beside:
             value.record_stream(self.stream)  # not reused while it is written there
         self.stream.wait_stream(torch.cuda.current_stream(device))
 
-    def make(self, epoch: int) -> None:
+    def make(self, training: Any, epoch: int) -> None:
         """Make the first block of an epoch, while the GPU works through what is queued."""
         with _on(self.stream):
             self.stream.wait_event(self.taken)
-            self.training.make_ahead(epoch)
+            training.make_ahead(epoch)
 
     @contextmanager
     def taking(self) -> Iterator[None]:

@@ -451,7 +451,7 @@ def run_epoch(
         if training.graphs:  # while the GPU works through what is queued
             training.look_ahead(epoch + 1)
             if training.beside is not None and epoch + 1 < training.recipe.epochs:
-                training.beside.make(epoch + 1)
+                training.beside.make(training, epoch + 1)
     losses = []
     for training in trainings:
         with training.active():
