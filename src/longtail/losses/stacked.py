@@ -44,13 +44,15 @@ class StackedLoss:
 
     def __init__(self, criteria: Sequence[PairwiseMarginLoss]) -> None:
         self.criteria = list(criteria)
-        self._alone = [n for n, loss in enumerate(criteria) if not _is_usual(loss)]
-        usual = [loss for loss in criteria if _is_usual(loss)]
+        # An `ignore_index` may be a class, whose examples must not count.
+        own = [loss.whole_rows or loss.ignore_index != -100 for loss in criteria]
+        self._alone = [n for n, one in enumerate(own) if one]
+        members = [n for n, one in enumerate(own) if not one]
+        usual = [criteria[n] for n in members]
         if not usual:
             return
         self._members: Tensor | None = None
         if self._alone:
-            members = [n for n in range(len(criteria)) if n not in self._alone]
             self._members = torch.tensor(members, device=usual[0].alpha.device)
         alpha, positive, negative = (
             torch.stack([getattr(loss, name) for loss in usual])[:, None]
@@ -63,7 +65,14 @@ class StackedLoss:
         self._offset = scale * negative
         self._lower = lower if bool(lower.any()) else None
         self._alpha = None if bool((alpha == 1).all()) else alpha
-        self._weight = _joined_weights(usual)
+        self._weight: Tensor | None = None
+        if any(loss.weight is not None for loss in usual):
+            self._weight = torch.stack(
+                [torch.ones_like(one.alpha) if one.weight is None else one.weight for one in usual]
+            )
+            for loss, row in zip(usual, self._weight, strict=True):
+                if loss.weight is not None:
+                    loss.weight = row  # the same memory from now on
 
     def __call__(
         self,
@@ -128,24 +137,6 @@ class StackedLoss:
         if self._weight is None or parts is None:
             return losses.sum((1, 2)) / target.shape[1]
         return losses.sum((1, 2)) / parts.sum((1, 2))
-
-
-def _is_usual(loss: PairwiseMarginLoss) -> bool:
-    # (An `ignore_index` may be a class, whose examples must not count.)
-    return not loss.whole_rows and loss.ignore_index == -100
-
-
-def _joined_weights(criteria: Sequence[PairwiseMarginLoss]) -> Tensor | None:
-    """Class weights of all, ones where a loss has none; None where no loss has any."""
-    if all(loss.weight is None for loss in criteria):
-        return None
-    joined = torch.stack(
-        [torch.ones_like(loss.alpha) if loss.weight is None else loss.weight for loss in criteria]
-    )
-    for loss, row in zip(criteria, joined, strict=True):
-        if loss.weight is not None:
-            loss.weight = row  # the same memory from now on
-    return joined
 
 
 def _of(table: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
