@@ -94,15 +94,25 @@ def bake(
     targets = _find(graph, change, output)
     with np.errstate(over="ignore"):  # the comparison finds what is not finite
         applied = [_apply(graph, target, change) for target in targets]
-    baked = graph.finish()
+    nodes, baked = [*graph.behind[-1]], graph.baked
+    for number, (old, new) in enumerate(zip(graph.nodes, baked.graph.node, strict=True)):
+        if (old.input, old.output) != (new.input, new.output):
+            graph.undo["ends"][number] = [list(old.input), list(old.output)]
+        nodes += [NodeProto.FromString(new.SerializeToString()), *graph.behind[number]]
+    del baked.graph.node[:]
+    baked.graph.node.extend(nodes)
+    graph.undo["original"] = hashlib.sha256(_bytes(model)).hexdigest()
+    graph.undo["opset"] = any(graph.behind.values()) and not graph.opset
+    if graph.undo["opset"]:
+        baked.opset_import.append(helper.make_opsetid("", 11))
     after = _run(baked, graph.folder, [target.tensor for target in targets], feed)
     for target, (_, scale, offset) in zip(targets, applied, strict=True):
         pair = target.values, np.asarray(after[target.tensor])
-        old, new = (np.moveaxis(part.astype(np.float64), target.axis, -1) for part in pair)
-        wanted = (np.log(np.maximum(old, SMALLEST_PROB)) if target.probs else old) * scale + offset
+        was, got = (np.moveaxis(part.astype(np.float64), target.axis, -1) for part in pair)
+        wanted = (np.log(np.maximum(was, SMALLEST_PROB)) if target.probs else was) * scale + offset
         wanted = softmax(wanted, axis=-1) if target.probs else wanted
         dtype, where = DTYPES[target.values.dtype.name], repr(target.tensor)
-        close_enough(new, wanted, dtype=dtype, where=where)
+        close_enough(got, wanted, dtype=dtype, where=where)
     where, how = ", ".join(t.tensor for t in targets), " and ".join(how for how, *_ in applied)
     text = change.record(where=where, how=how, undo=graph.undo)
     baked.metadata_props.add(key=KEY, value=text)
@@ -200,21 +210,6 @@ class _Graph:
         output, name = self.baked.graph.node[number].output, f"{_OURS}of_{tensor}"
         output[list(output).index(tensor)] = name
         return number, name
-
-    def finish(self) -> ModelProto:
-        """Put the new nodes in, note what undoes it all, and return the copy."""
-        nodes = [*self.behind[-1]]
-        for number, (old, new) in enumerate(zip(self.nodes, self.baked.graph.node, strict=True)):
-            if (old.input, old.output) != (new.input, new.output):
-                self.undo["ends"][number] = [list(old.input), list(old.output)]
-            nodes += [NodeProto.FromString(new.SerializeToString()), *self.behind[number]]
-        del self.baked.graph.node[:]
-        self.baked.graph.node.extend(nodes)
-        self.undo["original"] = hashlib.sha256(_bytes(self.model)).hexdigest()
-        self.undo["opset"] = any(self.behind.values()) and not self.opset
-        if self.undo["opset"]:
-            self.baked.opset_import.append(helper.make_opsetid("", 11))
-        return self.baked
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from longtail.cli._inputs import (
 )
 
 if TYPE_CHECKING:
-    from longtail.priors import ClassPrior
     from longtail.runs import Run
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -117,6 +116,7 @@ def bake(
     from longtail import bake as library
     from longtail.posthoc import LEAST_AGAIN
     from longtail.predictions.labels import read_class_names, read_numbers
+    from longtail.priors import ClassPrior
 
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
     typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
@@ -152,8 +152,21 @@ def bake(
             library.bake_weight_normalization(model, **common)
         else:
             names = None if classes is None else read_class_names(classes)
-            found = _prior(run, counts, train_labels, prior, names, smoothing)
-            width = len(found.probs)
+            width = None if names is None else len(names)
+            if prior is not None:
+                probs = read_numbers(prior, option="--prior", num_classes=width, class_names=names)
+                found = ClassPrior.from_probs(probs)
+            else:
+                found = read_prior(
+                    counts,
+                    train_labels,
+                    known=None if run is None else run.prior,
+                    smoothing=smoothing,
+                    num_classes=width,
+                    class_names=names,
+                    otherwise=" or --prior FILE",
+                )
+            width = found.num_classes
             if strength >= LEAST_AGAIN and np.ptp(found.probs) > 0:
                 plain = tau_from is not None  # held-out data are right for whatever training
                 if run is not None:
@@ -209,39 +222,6 @@ def _opened(model: Path, out: Path) -> Run:
             f"bake that."
         )
     return run
-
-
-def _prior(
-    run: Run | None,
-    counts: str | None,
-    train_labels: Path | None,
-    prior: str | None,
-    names: list[str] | None,
-    smoothing: float,
-) -> ClassPrior:
-    """Return the prior that the options name, or the run's own."""
-    from longtail._checks import InputError
-    from longtail.predictions.labels import read_numbers
-    from longtail.priors import ClassPrior
-
-    width = None if names is None else len(names)
-    if prior is not None:
-        probs = read_numbers(prior, option="--prior", num_classes=width, class_names=names)
-        if abs(probs.sum() - 1) > 1e-6:
-            raise InputError(
-                f"--prior must be probabilities, which sum to 1, but these sum to "
-                f"{probs.sum():g}; give numbers of training examples with --counts."
-            )
-        return ClassPrior.from_probs(probs)
-    return read_prior(
-        counts,
-        train_labels,
-        known=None if run is None else run.prior,
-        smoothing=smoothing,
-        num_classes=width,
-        class_names=names,
-        otherwise=" or --prior FILE",
-    )
 
 
 def _tau_of(path: Path, method: Method) -> float:
