@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -87,15 +88,22 @@ def skipped(folder, world, on_error="skip"):
     return train(spec(data), data.train, root=folder / on_error, world=world, streaming=how).log()
 
 
-def _work(rank, ports, folder):
-    """What each of the two processes does; the first leaves its findings in a file."""
+@contextmanager
+def one_of_two(rank, port):
+    """The world of one of two processes, as torchrun would start them."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     # The quickest of the compiler's back ends: it is the graph with its breaks that matters.
     torch.compile = partial(torch.compile, backend="aot_eager")
-    data = load_listed(folder / "set")
     with joined(CPU) as world:
+        yield world
+
+
+def _work(rank, ports, folder):
+    """What each of the two processes does; the first leaves its findings in a file."""
+    data = load_listed(folder / "set")
+    with one_of_two(rank, ports[0]) as world:
         assert world == World(rank, 2, CPU)
         assert world.tell({"from": 0} if world.first else None) == {"from": 0}
         found = {name: step_losses(data.train, world, *case) for name, case in STEPS.items()}

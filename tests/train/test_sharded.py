@@ -1,26 +1,24 @@
 """A classifier in slices on two processes trains, saves and judges as a whole one in one."""
 
 import json
-import os
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from test_distributed import compare, free_port, run_both, step_losses
+from test_distributed import compare, free_port, one_of_two, run_both, step_losses
 
 from data_factory import write_large
 from longtail._checks import InputError
 from longtail.data.large import load_listed
 from longtail.runs import Run
 from longtail.train import sharded, streamed
-from longtail.train.distributed import ALONE, World, joined
+from longtail.train.distributed import ALONE, World
 from longtail.train.engine import evaluate, train, validate
 from longtail.train.loop import run_epoch
 from longtail.train.recipe import get_recipe
 from longtail.train.streamed import Streaming, stream_logits
-from train_factory import CPU, HERE, SMALL, interrupt, listed_spec, make_streamed
+from train_factory import HERE, SMALL, interrupt, listed_spec, make_streamed
 
 COUNTS = (20, 12, 6, 4, 3)  # an odd number of classes, and of examples
 EPOCHS = 4
@@ -80,13 +78,8 @@ def whole(data, root, world, classifier="sharded"):
 
 def _work(rank, port, folder):
     """What each of the two processes does; the first leaves its findings in files."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    # The quickest of the compiler's back ends: it is the graph with its breaks that matters.
-    torch.compile = partial(torch.compile, backend="aot_eager")
     data = load_listed(folder / "set")
-    with joined(CPU) as world:
+    with one_of_two(rank, port) as world:
         found = {name: steps(data.train, world, *case) for name, case in STEPS.items()}
         for name, how in PARTS.items():
             found[name] = steps(data.train, world, *SAMPLED, how, "whole")
