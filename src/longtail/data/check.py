@@ -164,25 +164,19 @@ def check_data(
     def check(start: int) -> list[PhotoError | Header]:
         return [check_photo(file, quick=quick) for file in listed[start : start + _CHUNK]]
 
-    sizes, turned = set[tuple[int, int]](), list[str]()
-    colored, transparent = dict[str, str](), dict[str, str]()
-    done = 0
+    done, good = 0, list[tuple[str, Header]]()
     for chunk in in_threads(check, range(0, len(listed), _CHUNK), threads=workers):
         for file, found in zip(listed[done : done + _CHUNK], chunk, strict=True):
             if isinstance(found, PhotoError):
                 problems.append(Problem(found.kind, file, found.reason))
-                continue
-            if found.turned:
-                turned.append(file)
-            if trees:
-                sizes.add((found.height, found.width))
-                if not found.grey:
-                    colored.setdefault(split_of[file], file)
-                if found.transparent:
-                    transparent.setdefault(split_of[file], file)
+            else:
+                good.append((file, found))
         done += len(chunk)
         if progress is not None:
             progress(done, len(listed), "headers" if quick else "images")
+    turned = [file for file, header in good if header.turned]
+    good = good if trees else []
+    first_of = [(split_of[file], file, header) for file, header in reversed(good)]
     return CheckResult(
         sources.name,
         images={split: len(listing.paths) for split, listing in listings.items()},
@@ -190,9 +184,9 @@ def check_data(
         problems=sorted(problems, key=lambda problem: list(KINDS).index(problem.kind)),
         absent={split: lacking for split, lacking in absent.items() if lacking},
         files=len(listed),
-        sizes=sorted(sizes),
-        colored=colored,
-        transparent=transparent,
+        sizes=sorted({(header.height, header.width) for _, header in good}),
+        colored={split: file for split, file, header in first_of if not header.grey},
+        transparent={split: file for split, file, header in first_of if header.transparent},
         turned=turned,
         quick=quick,
         seconds=time.monotonic() - started,
