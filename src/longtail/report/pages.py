@@ -46,16 +46,6 @@ FIGURES = {
     "reliability": "chart-calibration",
     "weight-norms": "chart-norms",
 }
-_PRIMER = (
-    "In most real data a few classes are common and many are rare. A classifier trained the usual "
-    "way (softmax cross-entropy) hardly ever predicts the rare ones, which the ordinary error rate "
-    "does not show. The balanced error does: it is the mean of the classes' own errors, so that a "
-    "rare class counts as much as a common one.",
-    "Logit adjustment subtracts τ times the logarithm of a class's training frequency from its "
-    "score. Done after training (post-hoc) it costs nothing; done inside the loss, the model "
-    "learns with it. τ = 0 changes nothing, τ = 1 is what theory says for a calibrated model, and "
-    "more than 1 favours rare classes further. Rare classes gain, common ones pay for it.",
-)
 
 
 class Page:
@@ -174,34 +164,26 @@ class Page:
         # JSON that may stand inside a script element, whatever names the classes have.
         text = json.dumps(data, sort_keys=True, allow_nan=False, separators=(",", ":"))
         text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-        tiles = "".join(
+        tiles = (
             f"<li>{name} <strong>{value}</strong> <small>{note}</small></li>"
             for name, value, note in (map(escape, tile) for tile in self.tiles)
         )
-        primer = "".join(f"<p>{escape(sentence)}</p>" for sentence in _PRIMER)
-        body = [
-            f"<h1>{escape(self.title)}</h1>",
-            *(f'<p class="lead">{escape(sentence)}</p>' for sentence in self.lead),
-            f'<ul class="tiles">{tiles}</ul>',
-            folded("New to this? The idea in a minute", primer),
-            "<nav>",
-            *(f'<a href="#{id}">{escape(heading)}</a>' for id, heading, _ in self.sections),
-            "</nav>",
-            *(
+        parts: dict[str, Iterable[str]] = {
+            "title": [escape(self.title)],
+            "version": [longtail.__version__],
+            "lead": [f'<p class="lead">{escape(sentence)}</p>' for sentence in self.lead],
+            "tiles": tiles,
+            "nav": [f'<a href="#{id}">{escape(heading)}</a>' for id, heading, _ in self.sections],
+            "sections": (
                 f'<section id="{id}"><h2>{escape(heading)}</h2>{content}</section>'
                 for id, heading, content in self.sections
             ),
-        ]
-        parts = {
-            "<!--title-->": escape(self.title),
-            "<!--version-->": longtail.__version__,
-            "<!--body-->": "\n".join(body),
-            "<!--data-->": text,
-            "<!--plotly-->": plotly.get_plotlyjs(),
+            "data": [text],
+            "plotly": [plotly.get_plotlyjs()],
         }
         document = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-        for place, part in parts.items():
-            document = document.replace(place, part)
+        for place, lines in parts.items():
+            document = document.replace(f"<!--{place}-->", "\n".join(lines))
         return document
 
     def write(self, path: str | Path) -> Path:
