@@ -240,7 +240,6 @@ def test_without_labels_nothing_is_measured():
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"prior": None}, "`prior` must be a ClassPrior; got NoneType"),
         ({"prior": ClassPrior.uniform(4)}, "the prior is uniform, or the very target prior"),
         ({"tune_on": 0.5, "folds": 3}, "give `tune_on=` or `folds=`, not both"),
     ],

