@@ -113,7 +113,7 @@ def cut(folder):
     [
         (lambda f: saved(f, network()), {"layer": "fc"}, r"no linear layer 'fc'; .* has '2' \(3"),
         (lambda f: saved(f, network()), {"prior": ClassPrior.from_counts([9, 1])},
-         "no linear layer of 2 outputs, one per class; the model has '2'"),
+         "linear layer of 2 outputs, one per class, can't be told; the model has '2'"),
         (lambda f: saved(f, network()), {"out": None}, "`model` is a path, so pass `out=`"),
         (cut, {}, "is not a safetensors file"),
         (lambda f: f, {}, "is a folder without config.json"),

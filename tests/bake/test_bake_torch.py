@@ -214,7 +214,7 @@ def test_refuses_to_undo_what_is_not_there_or_changed():
     ("model", "settings", "message"),
     [
         (network, {"prior": ClassPrior.from_counts([9, 1, 1])},
-         r"no linear layer of 3 outputs, .* has '2' \(5 outputs\), '0' \(32 outputs\)"),
+         r"linear layer of 3 outputs, .* has '2' \(5 outputs\), '0' \(32 outputs\)"),
         (network, {"layer": "fc"}, "no linear layer 'fc'; the model has '2'"),
         (network, {"prior": [9, 1]}, "`prior` must be a ClassPrior; got list"),
         (lambda: network(dtype=torch.float16), {"tau": 1e5}, "would not be finite in F16"),

@@ -1,4 +1,4 @@
-"""What baking does to a linear layer, and the record that says so and can undo it.
+"""The arithmetic of baking for one linear layer, and the record that can undo it.
 
 Both post-hoc methods are affine in the logits, f' = s·f + c with one s and c per class, so a
 layer f = W x + b takes them up as W' = s·W and b' = s·b + c. Arithmetic is in float64 and rounded
@@ -184,7 +184,7 @@ class BakedLayer(NamedTuple):
 
     @property
     def new_bias(self) -> bool:
-        """Whether the layer had no bias before."""
+        """True if the layer had no bias before."""
         return "bias" in self.undo and self.undo["bias"] is None
 
 
@@ -266,21 +266,17 @@ def pick(
     if named:
         return list(dict.fromkeys(named))
     fitting = [name for name, (outputs, _) in sizes.items() if change.fits(outputs)]
-    if not fitting:
+    plain = len(fitting) == 1
+    if plain and ordered:
+        plain = [*sizes][-1] == fitting[0]
+    elif plain:
+        plain = all(inputs != sizes[fitting[0]][0] for _, inputs in sizes.values())
+    if not plain:
         outputs = "" if change.num_classes is None else f" of {change.num_classes} outputs"
         raise InputError(
-            f"there is no linear layer{outputs}, one per class; the model has {shown or 'none'}. "
-            f"For a head that is not a plain linear layer, bake an ONNX export."
-        )
-    followed = (
-        [*sizes][-1] != fitting[-1]
-        if ordered
-        else any(inputs == sizes[fitting[0]][0] for _, inputs in sizes.values())
-    )
-    if len(fitting) > 1 or followed:
-        raise InputError(
-            f"which layer is the last can't be told; the model has {shown}. Name the one whose "
-            f"outputs are the logits with `layer=`, or several."
+            f"the last linear layer{outputs}, one per class, can't be told; the model has "
+            f"{shown or 'none'}. Name the one whose outputs are the logits with `layer=`, or "
+            f"several; for a head that is not a plain linear layer, bake an ONNX export."
         )
     return fitting
 

@@ -101,7 +101,7 @@ def bake(
         nodes += [NodeProto.FromString(new.SerializeToString()), *graph.behind[number]]
     del baked.graph.node[:]
     baked.graph.node.extend(nodes)
-    graph.undo["original"] = hashlib.sha256(_bytes(model)).hexdigest()
+    graph.undo["original"] = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
     graph.undo["opset"] = any(graph.behind.values()) and not graph.opset
     if graph.undo["opset"]:
         baked.opset_import.append(helper.make_opsetid("", 11))
@@ -137,7 +137,8 @@ def unbake(model: ModelProto) -> ModelProto:
                 stored[int(index)].ParseFromString(base64.b64decode(text))
     except IndexError:
         pass  # the digest tells
-    if hashlib.sha256(_bytes(original)).hexdigest() != undo["original"]:
+    content = original.SerializeToString(deterministic=True)
+    if hashlib.sha256(content).hexdigest() != undo["original"]:
         raise InputError(
             "the model was changed after it was baked, so the original can't be given back exactly."
         )
@@ -183,11 +184,6 @@ class _Graph:
             readers = (node for node in self.nodes if not more.isdisjoint(node.input))
             more = {name for node in readers for name in node.output} - found
         return found
-
-    def read(self, constant: str) -> NDArray[Any]:
-        """Return the values of a constant."""
-        values: NDArray[Any] = to_array(self.constants[constant], self.folder)
-        return values
 
     def insert(
         self, behind: int, operator: str, inputs: list[str], output: str = "", **settings: Any
@@ -348,7 +344,8 @@ def _apply(graph: _Graph, target: _Target, change: Change) -> tuple[str, FloatAr
     if layer is not None and layer.op_type == "LinearClassifier":
         if target.width == 2:  # two margins, -d and d
             offset = np.diff(offset) * [-1, 1]
-        graph.undo["nodes"][target.layer] = base64.b64encode(_bytes(layer)).decode()
+        content = layer.SerializeToString(deterministic=True)
+        graph.undo["nodes"][target.layer] = base64.b64encode(content).decode()
         intercepts = np.array(_settings(layer).get("intercepts", 0.0)) + offset
         _keep(layer.attribute, lambda item: item.name != "intercepts")
         layer.attribute.append(helper.make_attribute("intercepts", intercepts.tolist()))
@@ -377,12 +374,13 @@ def _shift_bias(graph: _Graph, number: int, place: int, offset: FloatArray, dtyp
     if not given:
         node.input[:] = [*node.input[:place], graph.constant(offset.astype(dtype))]
         return f"as a new bias of the {label}, which had none"
-    old = graph.read(given)
+    old = to_array(graph.constants[given], graph.folder)
     new = (old.astype(np.float64) + offset.reshape(old.shape)).astype(old.dtype)
     index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
     readers = sum(list(other.input).count(given) for other in graph.nodes)
     if index is not None and readers == 1:
-        graph.undo["initializers"][index] = base64.b64encode(_bytes(stored[index])).decode()
+        content = stored[index].SerializeToString(deterministic=True)
+        graph.undo["initializers"][index] = base64.b64encode(content).decode()
         stored[index].CopyFrom(from_array(new, given))
     else:
         node.input[place] = graph.constant(new)
@@ -410,7 +408,8 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     node = graph.nodes[target.layer]
     settings = _settings(node)
     if node.op_type in ("Gemm", "MatMul", "Conv") and node.input[1] in graph.constants:
-        weight = graph.read(node.input[1]).astype(np.float64) * settings.get("alpha", 1.0)
+        weight = to_array(graph.constants[node.input[1]], graph.folder).astype(np.float64)
+        weight *= settings.get("alpha", 1.0)
         if node.op_type != "Conv" and not settings.get("transB", 0):
             weight = np.moveaxis(weight, -1, 0)
         weight = weight if len(weight) == target.width else None
@@ -418,7 +417,8 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     if target.bias is not None and (target.bias[0] == target.layer or len(node.input) < 3):
         holder, place = graph.nodes[target.bias[0]], target.bias[1]
         if place < len(holder.input):
-            bias = graph.read(holder.input[place]).astype(np.float64).reshape(-1)
+            bias = to_array(graph.constants[holder.input[place]], graph.folder)
+            bias = bias.astype(np.float64).reshape(-1)
     return weight, bias
 
 
@@ -473,7 +473,7 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
         node = graph.makers[name]
         written = [values for key, values in _settings(node).items() if key in _LABELS and values]
         if node.op_type == "ArrayFeatureExtractor" and node.input[0] in graph.constants:
-            written.append(graph.read(node.input[0]))
+            written.append(to_array(graph.constants[node.input[0]], graph.folder))
         for values in written:
             if np.size(values) == width:
                 return np.array(values, dtype=object).reshape(-1)
@@ -581,11 +581,7 @@ def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> 
                 f"another folder."
             )
     with files.atomic_path(out) as temporary:
-        temporary.write_bytes(_bytes(model))
-
-
-def _bytes(part: Any) -> bytes:
-    return bytes(part.SerializeToString(deterministic=True))
+        temporary.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _settings(node: NodeProto) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _UNDOING = {"--model", "--out", "--undo", "--force", "--json"}
 
 
 class BiasMode(StrEnum):
-    """What weight normalization does with the bias."""
+    """Treatment of the bias under weight normalization."""
 
     scale = "scale"
     keep = "keep"
@@ -166,7 +166,7 @@ def bake(
                     class_names=names,
                     otherwise=" or --prior FILE",
                 )
-            width = found.num_classes
+            width = len(found.probs)
             if strength >= LEAST_AGAIN and np.ptp(found.probs) > 0:
                 plain = tau_from is not None  # held-out data are right for whatever training
                 if run is not None:

@@ -118,7 +118,7 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
         self._weighed = None
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Likewise: a fit that fails or is interrupted has no teardown, and may be repeated."""
+        """Do the same after a fit that failed or was interrupted, which has no teardown."""
         self.teardown(trainer, pl_module, "fit")
 
 
@@ -226,7 +226,7 @@ class LongTailMixin:
 
     @property
     def _recording(self) -> bool:
-        """Whether a run is recorded; a `fast_dev_run` leaves nothing behind."""
+        """True if a run is recorded; a `fast_dev_run` leaves nothing behind."""
         return self._told is not None and not self.trainer.fast_dev_run
 
     # Lightning's hooks, in the order in which they come.
