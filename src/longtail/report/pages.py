@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -48,31 +49,29 @@ FIGURES = {
 }
 
 
+@dataclass
 class Page:
     """A page under construction.
 
-    Args:
+    Attributes:
         title: heading of the page.
         lead: first paragraphs.
         tiles: main numbers at the top: name, value and note.
         axis: the classes, for all charts.
-        groups: classes of each group.
+        groups: classes of each group that has some.
+        charts: by their ids, as `figure` adds them.
+        slider: values for the slider's script.
+        sections: id, heading and HTML.
     """
 
-    def __init__(
-        self,
-        title: str,
-        lead: Sequence[str],
-        *,
-        tiles: Sequence[tuple[str, str, str]],
-        axis: ClassAxis,
-        groups: Mapping[str, IntArray],
-    ) -> None:
-        self.title, self.lead, self.tiles, self.axis = title, lead, tiles, axis
-        self.groups = {name: classes for name, classes in groups.items() if len(classes)}
-        self.charts: dict[str, Chart] = {}
-        self.slider: dict[str, Any] | None = None
-        self.sections: list[tuple[str, str, str]] = []
+    title: str
+    lead: Sequence[str]
+    tiles: Sequence[tuple[str, str, str]]
+    axis: ClassAxis
+    groups: dict[str, IntArray]
+    charts: dict[str, Chart] = field(default_factory=dict)
+    slider: dict[str, Any] | None = None
+    sections: list[tuple[str, str, str]] = field(default_factory=list)
 
     def section(self, id: str, heading: str, text: str, *blocks: str) -> None:
         """Add a section of a paragraph and blocks of HTML."""
@@ -266,7 +265,7 @@ def runs_page(
         summary(comparison),
         tiles=_tiles(comparison),
         axis=ClassAxis.of(prior, first.class_names),
-        groups=prior.groups(),
+        groups={name: k for name, k in prior.groups().items() if len(k)},
     )
     counts = np.asarray(prior.probs if prior.counts is None else prior.counts, dtype=np.float64)
     page.section(
@@ -560,6 +559,7 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     counts, probs = prior.counts, prior.probs[kept]
     judged = ClassPrior(probs / probs.sum(), None if counts is None else counts[kept])
     groups = {} if counts is None else prior.groups(many=result.many, few=result.few)
+    places = {name: np.flatnonzero(np.isin(kept, k)) for name, k in groups.items()}
     page = Page(
         f"Adjusted predictions of {Path(source.name).name}",
         said[2:],
@@ -569,7 +569,7 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
             ("difference", signed(change.difference.value), interval),
         ],
         axis=ClassAxis.of(judged, [source.label(int(k)) for k in kept]),
-        groups={name: np.flatnonzero(np.isin(kept, k)) for name, k in groups.items()},
+        groups={name: k for name, k in places.items() if len(k)},
     )
     left_out = len(result.left_out)
     ratio = f"{prior.imbalance_ratio:,.4g} times as frequent as the rarest"
