@@ -165,7 +165,7 @@ def test_a_run_with_another_head_is_refused(cli, tmp_path):
         (["m.onnx", "--counts", "900,90,0"], 1, "pass --smoothing 1.0 to count"),
         (["m.onnx", "--train-labels", "gap.npy"], 1, "class(es) 1 have no examples"),
         (["m.onnx", "--train-labels", "names.txt"], 1, "with --classes"),
-        (["m.onnx", "--prior", "700,200,60"], 1, "must sum to 1, but sum to 960"),
+        (["m.onnx", "--prior", "700,200,60"], 1, "which sum to 1, but these sum to 960"),
         (["m.onnx", *COUNTS, "--output", "z"], 1, "there is no output 'z'; there is y"),
         (["m.onnx", "--undo"], 1, "m.onnx is not baked"),
         (["none.onnx", *COUNTS], 1, "there is no file none.onnx"),

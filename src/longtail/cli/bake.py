@@ -114,6 +114,7 @@ def bake(
     import numpy as np
 
     from longtail import bake as library
+    from longtail._checks import InputError
     from longtail.posthoc import LEAST_AGAIN
     from longtail.predictions.labels import read_class_names, read_numbers
     from longtail.priors import ClassPrior
@@ -155,6 +156,11 @@ def bake(
             width = None if names is None else len(names)
             if prior is not None:
                 probs = read_numbers(prior, option="--prior", num_classes=width, class_names=names)
+                if abs(probs.sum() - 1) > 1e-6:
+                    raise InputError(
+                        f"--prior must be probabilities, which sum to 1, but these sum to "
+                        f"{probs.sum():g}; give numbers of training examples with --counts."
+                    )
                 found = ClassPrior.from_probs(probs)
             else:
                 found = read_prior(
