@@ -406,6 +406,9 @@ def adjust_predictions(
 
     tuning, fold_taus = None, np.empty(0)
     if tau is None:
+        if protocol == "cross-fit":  # first, while there is no other curve in memory
+            with ThreadPoolExecutor(workers) as pool:
+                fold_taus = np.array(list(pool.map(choose_tau, range(len(splits)))))
         tuning = tune_from_intervals(
             _restricted(whole, chosen_on, kept),
             bounds=bounds,
@@ -414,9 +417,6 @@ def adjust_predictions(
             random_state=random_state,
         )
         tau = tuning.tau
-        if protocol == "cross-fit":
-            with ThreadPoolExecutor(workers) as pool:
-                fold_taus = np.array(list(pool.map(choose_tau, range(len(splits)))))
     taus = fold_taus if len(fold_taus) else [tau] * len(splits)
     before, after = np.zeros((2, len(target)), dtype=bool)
     for part, (_, rows), fold_tau in zip(parts, splits, taus, strict=False):
