@@ -39,7 +39,7 @@ def test_every_method_has_a_page():
 
 def test_every_method_page_is_in_the_site_s_menu():
     menu = (ROOT / "mkdocs.yml").read_text()
-    assert all(menu.count(f": methods/{page.name}\n") == 1 for page in METHODS)
+    assert all(menu.count(f"- methods/{page.name}\n") == 1 for page in METHODS)
 
 
 COUNTS = [900, 90, 10]
