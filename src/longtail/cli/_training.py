@@ -1,4 +1,4 @@
-"""What `train` and `evaluate` share: options, the device, a run's data, and its errors."""
+"""Parts that `train` and `evaluate` share: options, the device, a run's data, and its errors."""
 
 from __future__ import annotations
 

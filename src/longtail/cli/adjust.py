@@ -31,7 +31,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class Missing(StrEnum):
-    """What to do with classes of too few labelled examples."""
+    """Treatment of classes with too few labelled examples."""
 
     error = "error"
     skip = "skip"

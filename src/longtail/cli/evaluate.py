@@ -26,7 +26,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class Split(StrEnum):
-    """What a run can be judged on."""
+    """Splits that a run can be judged on."""
 
     test = "test"
     dev = "dev"

@@ -52,7 +52,7 @@ class Precision(StrEnum):
 
 
 class OnError(StrEnum):
-    """What an image that can't be decoded does."""
+    """Consequence of an image that can't be decoded."""
 
     stop = "stop"
     skip = "skip"
@@ -430,7 +430,7 @@ def _resumed(
 
 
 def _command(context: typer.Context, given: list[str], world: World) -> str:
-    """What to type to go on: what was typed, without what would begin again."""
+    """Return the command to go on: as typed, without options that would begin again."""
     words = ["longtail", "train"]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")

@@ -33,14 +33,14 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class BiasMode(StrEnum):
-    """What weight normalization does with the bias (`keep` has no exact curve)."""
+    """Treatment of the bias by weight normalization (`keep` has no exact curve)."""
 
     scale = "scale"
     drop = "drop"
 
 
 class Criterion(StrEnum):
-    """What tau minimises on the held-out data."""
+    """Criterion that tau minimises on the held-out data."""
 
     balanced_error = "balanced-error"
     log_loss = "log-loss"
@@ -50,7 +50,7 @@ class Criterion(StrEnum):
 
 
 class Missing(StrEnum):
-    """What becomes of classes without held-out examples."""
+    """Treatment of classes without held-out examples."""
 
     error = "error"
     nearest = "nearest"

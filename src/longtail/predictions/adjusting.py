@@ -52,7 +52,7 @@ NOTHING_TO_TUNE = (
 
 
 class Written(NamedTuple):
-    """What `AdjustResult.write` did: the files, rows whose predicted label changed, all rows."""
+    """Result of `AdjustResult.write`: the files, rows whose predicted label changed, all rows."""
 
     paths: tuple[Path, ...]
     changed: int

@@ -1,4 +1,4 @@
-"""What both estimators share: rows, settings by class, fitting, adjusted predictions."""
+"""Parts that both estimators share: rows, settings by class, fitting, adjusted predictions."""
 
 from __future__ import annotations
 

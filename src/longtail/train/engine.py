@@ -72,7 +72,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """What is known of a run after an epoch.
+    """State of a run after an epoch.
 
     Attributes:
         spec: of the run.
@@ -300,7 +300,7 @@ def train(spec: RunSpec, images: Images, *, root: Path | str, **options: Any) ->
 def run_states(
     folders: Iterable[Path], images: Images, world: World = ALONE, *, force: bool = False
 ) -> dict[Path, str]:
-    """How far runs on these images are: ``new``, ``begun`` or ``finished``.
+    """Return the state of runs on these images: ``new``, ``begun`` or ``finished``.
 
     Args:
         folders: of the runs.

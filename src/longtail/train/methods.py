@@ -330,7 +330,7 @@ class Method:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing in it favours rare classes: the softmax, whose whole τ is left."""
+        """True if nothing in it favours rare classes: the softmax, whose whole τ is left."""
         return self.loss == "softmax" and not self.drw and self.sampling == "instance"
 
 

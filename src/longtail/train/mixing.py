@@ -62,7 +62,7 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
 
 
 class MixPlan(NamedTuple):
-    """How each image of a batch is mixed with its partner, drawn on the CPU.
+    """Mixing of each image of a batch with its partner, drawn on the CPU.
 
     Attributes:
         share: how much of the image itself should remain, float32 in [0, 1], shape (count,); 1

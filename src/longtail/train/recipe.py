@@ -216,7 +216,7 @@ class Recipe:
 
     @property
     def stack_values(self) -> tuple[object, ...]:
-        """What runs must have in common to step as one, see `loop.Training`.
+        """Values that runs must have in common to step as one, see `loop.Training`.
 
         They may differ in what happens to their images; in how much weight decay they have, where
         all have some; in how far SAM looks, where all of them take its two passes; and in how
