@@ -3,20 +3,21 @@
 import numpy as np
 import pytest
 
-from longtail import InputError, margins
-from longtail.runs import Run, RunError, ensemble, mean_logits
+from longtail import InputError
+from longtail.runs import Run, RunError, RunWriter, ensemble, mean_logits
 from longtail.runs.ensemble import logit_scale
 from longtail.runs.spec import DataSpec, Part
-from run_factory import make_run, make_spec, make_writer
+from run_factory import make_spec, make_writer
 
 TARGET = np.array([0, 1, 2, 0, 1, 2], np.int64)
 
 
-def member(root, seed, *, split="test", target=TARGET, data="e" * 64, indices=None, **options):
+def member(root, seed, *, target=TARGET, trained_on="f" * 64, split="test", **options):
     random = np.random.default_rng(seed)
-    writer = make_writer(root, make_spec(seed=seed, **options.pop("spec", {})), **options)
+    spec = {name: options.pop(name) for name in ("method", "dataset") if name in options}
+    writer = make_writer(root, make_spec(seed=seed, **spec), data=trained_on)
     logits = random.normal(0, 5, (len(target), 3)).astype(np.float32)
-    writer.write_logits(split, logits, target, indices=indices, data=data)
+    writer.write_logits(split, logits, target, **{"data": "e" * 64, **options})
     return writer.finish(seconds=10.0 * (seed + 1))
 
 
@@ -39,19 +40,10 @@ def test_it_is_the_mean_of_the_logits(members, tmp_path):
     assert Run.open(together.folder).record["splits"]["test"]["data"] == "e" * 64
 
 
-@pytest.mark.parametrize("name", margins.MARGINS)
-def test_the_scale_of_a_method_is_that_of_its_margin(name):
-    settings = {"consistent": {"delta": [1.0, 2.0]}, "two-parameter": {"tau1": 1.0, "tau2": 0.5}}
-    settings = settings.get(name, {})
-    margin = margins.by_name(name, margins.ClassPrior.from_counts([9, 1]), **settings)
-    for extra in ("", "+drw+label-smoothing"):
-        assert logit_scale(Part(name + extra, {**settings, "epsilon": 0.05})) == margin.scale
-
-
 def test_members_count_as_the_classifiers_that_their_losses_trained(tmp_path):
     """LDAM's logits are cosines, of which its loss takes softmax(s·f)."""
     methods = [Part("softmax"), Part("ldam+drw"), Part("ldam", {"scale": 20.0})]
-    members = [member(tmp_path, n, spec={"method": one}) for n, one in enumerate(methods)]
+    members = [member(tmp_path, n, method=one) for n, one in enumerate(methods)]
     together = ensemble(members, root=tmp_path)
     for i in range(6):
         for j in range(3):
@@ -74,8 +66,6 @@ def test_logits_that_changed_since_are_noticed(members, tmp_path):
     stamp = (first.folder / "logits-test.safetensors").stat().st_mtime_ns
     again = ensemble(members, root=tmp_path)
     assert (again.folder / "logits-test.safetensors").stat().st_mtime_ns == stamp
-    from longtail.runs import RunWriter
-
     writer = RunWriter.reopen(members[0].folder)
     writer.write_logits("test", np.zeros((6, 3)), TARGET, data="e" * 64, replace=True)
     changed = [Run.open(members[0].folder), *members[1:]]
@@ -91,19 +81,22 @@ def test_fewer_than_two_are_refused(members, tmp_path):
         ensemble([members[0], members[0]], root=tmp_path)
 
 
-def test_what_can_not_be_averaged(members, tmp_path):
-    def refused(other, message):
-        with pytest.raises(RunError, match=message):
-            mean_logits([members[0], other], split="test")
+WHOLE = DataSpec("digits-lt", imbalance_ratio=50.0)
 
-    refused(member(tmp_path / "a", 5, split="dev"), "has no logits of the split 'test'")
-    refused(member(tmp_path / "b", 5, target=TARGET[::-1].copy()), "different examples")
-    refused(member(tmp_path / "c", 5, data="a" * 64), "different examples in the split 'test'")
-    other = make_run(tmp_path / "e", make_spec(seed=5), data="c" * 64)
-    refused(other, "were trained on different data")
-    whole = {"dataset": DataSpec("digits-lt", imbalance_ratio=50.0)}
-    refused(member(tmp_path / "f", 5, spec=whole), "different parts of their data")
-    turned = member(tmp_path / "h", 5, indices=np.arange(6)[::-1].copy())
-    straight = member(tmp_path / "i", 6, indices=np.arange(6))
-    with pytest.raises(RunError, match="in another order"):
-        mean_logits([turned, straight], split="test")
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": "dev"}, "has no logits of the split 'test'"),
+        ({"target": TARGET[::-1].copy()}, "different examples in the split 'test'"),
+        ({"data": "a" * 64}, "different examples in the split 'test'"),
+        ({"trained_on": "c" * 64}, "were trained on different data"),
+        ({"dataset": WHOLE}, "different parts of their data"),
+        ({"indices": np.arange(6)[::-1].copy()}, "in another order"),
+    ],
+)
+def test_what_can_not_be_averaged(tmp_path, options, message):
+    first = member(tmp_path, 0, indices=np.arange(6))
+    other = member(tmp_path, 5, **{"indices": np.arange(6), **options})
+    with pytest.raises(RunError, match=message):
+        mean_logits([first, other], split="test")

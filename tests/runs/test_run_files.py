@@ -1,10 +1,6 @@
-import errno
 import hashlib
 import json
 import os
-import resource
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,15 +12,11 @@ from longtail.runs import files
 
 def test_the_fingerprint_is_sha256_over_dtype_shape_and_bytes():
     labels, images = np.array([1, 2], np.int64), np.zeros((2, 3), np.float32)
-    expected = hashlib.sha256(
-        b"<i8;2;" + labels.tobytes() + b"<f4;2,3;" + images.tobytes()
-    ).hexdigest()
+    content = b"<i8;2;" + labels.tobytes() + b"<f4;2,3;" + images.tobytes()
+    expected = hashlib.sha256(content).hexdigest()
     assert files.fingerprint(labels, images) == expected
     assert files.fingerprint(torch.from_numpy(labels), images.T.copy().T) == expected
     assert files.fingerprint(labels.astype(">i8"), images) == expected
-
-
-def test_the_fingerprint_of_many_pieces_is_that_of_the_whole():
     array = np.random.default_rng(0).normal(size=(3_000_000,))  # more than one piece
     whole = hashlib.sha256(b"<f8;3000000;" + array.tobytes()).hexdigest()
     assert files.fingerprint(array) == whole
@@ -34,14 +26,11 @@ def test_tensors_survive_a_file(tmp_path):
     tensors = {
         "half": np.arange(6, dtype=np.float16).reshape(2, 3),
         "double": np.arange(3.0),
-        "flags": np.array([True, False]),
         "scalar": np.array(7),
         "empty": np.zeros((0, 3), np.float32),
         "strided": np.arange(12, dtype=np.float32).reshape(3, 4).T,
         "big endian": np.arange(3, dtype=">i4"),
-        "channels last": torch.arange(24.0)
-        .reshape(1, 2, 3, 4)
-        .to(memory_format=torch.channels_last),
+        "torch": torch.arange(24.0).reshape(2, 3, 4).transpose(0, 2),
     }
     files.write_tensors(tmp_path / "t.safetensors", tensors)
     found = files.read_tensors(tmp_path / "t.safetensors")
@@ -109,18 +98,6 @@ def test_content_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
 
 
-LIMITED = """
-import resource, sys, os
-import numpy as np
-from longtail.runs import files
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    {call}
-except OSError as error:
-    print(error.errno, error.filename, sorted(os.listdir(sys.argv[1])))
-"""
-
-
 def test_a_key_that_is_there_twice_is_refused(tmp_path):
     (tmp_path / "a.json").write_text('{"cat": 1, "dog": {"x": 2, "x": 3}}')
     with pytest.raises(InputError, match=r"a\.json is not valid JSON: the key 'x' is twice"):
@@ -132,25 +109,3 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
     (tmp_path / "a").chmod(0o640)
     files.write_bytes(tmp_path / "a", b"2")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize(
-    ("call", "left"),
-    [
-        ("files.write_bytes(sys.argv[1] + '/a', b'x' * 5000)", []),
-        ("files.write_tensors(sys.argv[1] + '/a', {'x': np.zeros(5000)})", []),
-    ],
-)
-def test_a_write_that_the_disk_refuses_midway_leaves_nothing_half_named(tmp_path, call, left):
-    out = subprocess.run(
-        [sys.executable, "-c", LIMITED.format(call=call), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    number, name, listing = out.stdout.split(maxsplit=2)
-    assert name == str(tmp_path / "a")
-    assert int(number) in (errno.EFBIG, errno.ENOSPC)
-    assert listing.strip() == str(left)
-    assert all((tmp_path / name).stat().st_size == 0 for name in left)
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000

@@ -23,16 +23,8 @@ from longtail.runs import (
     run_folders,
     same_data,
 )
+from longtail.runs.folder import seal
 from run_factory import make_run, make_spec, make_writer
-
-
-def edit(folder, **changes):
-    """Change run.json and seal it again, as a writer of that content would have."""
-    from longtail.runs.folder import seal
-
-    record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(seal({**record, **changes})))
-
 
 # What a finished run holds.
 
@@ -41,7 +33,6 @@ def test_a_run_reads_back_what_was_written(run, root):
     assert run.folder == root / make_spec().folder
     assert run.spec == make_spec()
     assert run.finished
-    assert run.prior.counts.tolist() == [90, 9, 1]
     assert run.prior == ClassPrior.from_counts([90, 9, 1])
     assert run.splits == ("test",)
     logits, target, indices = run.logits("test")
@@ -110,11 +101,7 @@ def test_a_write_that_fails_leaves_the_old_split_the_new_one_or_none(run, monkey
 def test_a_half_written_run_names_the_command_that_resumes_it(root):
     writer = make_writer(root, command="longtail train --dataset digits-lt --seeds 1")
     writer.log(epoch=0)
-    with pytest.raises(
-        UnfinishedRunError,
-        match="half written: its training did not finish; resume it with: longtail train "
-        "--dataset digits-lt --seeds 1",
-    ):
+    with pytest.raises(UnfinishedRunError, match=r"half written: .* longtail train .* --seeds 1"):
         Run.open(writer.folder)
     run = Run.open(writer.folder, unfinished=True)
     assert not run.finished
@@ -122,7 +109,8 @@ def test_a_half_written_run_names_the_command_that_resumes_it(root):
 
 
 def test_a_newer_format_is_refused(run):
-    edit(run.folder, format=2, unheard_of=True)
+    record = json.loads((run.folder / "run.json").read_text())
+    (run.folder / "run.json").write_text(json.dumps(seal({**record, "format": 2})))
     with pytest.raises(RunError, match=r"format 2, which is newer .* \(1\); run: pip install"):
         Run.open(run.folder)
 
@@ -136,19 +124,16 @@ def test_a_record_edited_by_hand(run):
 
 @pytest.mark.parametrize("name", ["logits-test.safetensors", "model.safetensors"])
 def test_a_file_edited_by_hand_is_named(run, name):
-    path = run.folder / name
-    content = bytearray(path.read_bytes())
+    content = bytearray((run.folder / name).read_bytes())
     content[-2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(RunError, match=f"{re.escape(name)} was edited or damaged after it was"):
+    (run.folder / name).write_bytes(content)
+    with pytest.raises(RunError, match=f"{re.escape(name)} was edited or damaged"):
         Run.open(run.folder)
     assert Run.open(run.folder, verify=False).splits == ("test",)
 
 
 def test_an_unknown_split_names_those_there_and_the_command(run):
-    with pytest.raises(
-        RunError, match=r"no logits of the split 'val' \(there: test\); run: longtail evaluate"
-    ):
+    with pytest.raises(RunError, match=r"'val' \(there: test\); run: longtail evaluate"):
         run.logits("val")
 
 
@@ -184,11 +169,17 @@ def test_an_interrupted_run_resumes(root):
 
 def test_resuming_with_another_spec_shows_the_difference(root):
     folder = make_writer(root).folder
-    with pytest.raises(
-        RunError,
-        match=r"another spec, so it can't be resumed: method\.settings\.tau: 1\.0 against 2\.0",
-    ):
+    with pytest.raises(RunError, match=r"another spec, .* method\.settings\.tau: 1\.0 against 2"):
         RunWriter.resume(folder, make_spec(method=Part("logit-adjusted", {"tau": 2.0})))
+
+
+def test_a_finished_run_is_not_resumed_or_changed(run):
+    with pytest.raises(RunError, match="is finished; there is nothing to resume"):
+        RunWriter.resume(run.folder, make_spec())
+    writer = RunWriter.reopen(run.folder)
+    for call in (lambda: writer.log(epoch=9), lambda: writer.write_model({}), writer.finish):
+        with pytest.raises(RunError, match="is finished"):
+            call()
 
 
 STEPS = """
@@ -208,30 +199,12 @@ make_run(Path(sys.argv[1]))
 """
 
 
-def test_a_finished_run_is_not_resumed_or_changed(run):
-    with pytest.raises(RunError, match="is finished; there is nothing to resume"):
-        RunWriter.resume(run.folder, make_spec())
-    writer = RunWriter.reopen(run.folder)
-    for call in (
-        lambda: writer.log(epoch=9),
-        lambda: writer.rewind_log(lambda line: True),
-        lambda: writer.write_model({}),
-        writer.finish,
-    ):
-        with pytest.raises(RunError, match="is finished"):
-            call()
-
-
-def kill_at(root, step):
-    code = STEPS.format(tests=str(Path(__file__).parents[1]))
-    return subprocess.run([sys.executable, "-c", code, str(root), str(step)]).returncode
-
-
 @pytest.mark.slow
 def test_killed_at_any_write_a_run_is_finished_or_says_it_is_not(tmp_path):
+    code = STEPS.format(tests=str(Path(__file__).parents[1]))
     for step in range(40):
         root = tmp_path / str(step)
-        died = kill_at(root, step) == -9
+        died = subprocess.run([sys.executable, "-c", code, root, str(step)]).returncode == -9
         for path in root.rglob("*"):
             if path.is_file() and path.suffix == ".safetensors":  # a final name is a whole file
                 files.read_tensors(path)
@@ -259,17 +232,17 @@ def test_killed_at_any_write_a_run_is_finished_or_says_it_is_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "keywords", "message"),
+    ("logits", "target", "message"),
     [
-        ((np.zeros((2, 4)), [0, 1]), {}, "`logits` has 4 columns but the run has 3 classes"),
-        ((np.zeros((2, 3)), [0, 3]), {}, "`target` must lie in 0 .. 2, but 3 occurs"),
-        ((np.full((2, 3), np.nan), [0, 1]), {}, "`logits` must be finite, but row 0, column 0"),
+        (np.zeros((2, 4)), [0, 1], "`logits` has 4 columns but the run has 3 classes"),
+        (np.zeros((2, 3)), [0, 3], "`target` must lie in 0 .. 2, but 3 occurs"),
+        (np.full((2, 3), np.nan), [0, 1], "`logits` must be finite"),
     ],
 )
-def test_bad_logits_are_refused_before_anything_is_written(root, arguments, keywords, message):
+def test_bad_logits_are_refused_before_anything_is_written(root, logits, target, message):
     writer = make_writer(root)
-    with pytest.raises(InputError, match=re.escape(message)):
-        writer.write_logits("test", *arguments, **keywords)
+    with pytest.raises(InputError, match=message):
+        writer.write_logits("test", logits, target)
     assert os.listdir(writer.folder) == ["run.json"]
 
 
@@ -277,7 +250,7 @@ def test_bad_logits_are_refused_before_anything_is_written(root, arguments, keyw
 
 
 def test_runs_are_found_from_any_level(root):
-    one, two = make_run(root, make_spec(seed=0)), make_run(root, make_spec(seed=1))
+    one, two = (make_run(root, make_spec(seed=seed)) for seed in (0, 1))
     unfinished = make_writer(root, make_spec(seed=2))
     for start in (root, root / "digits-lt"):
         assert [run.folder for run in find_runs(start)] == [one.folder, two.folder]
@@ -288,19 +261,12 @@ def test_runs_are_found_from_any_level(root):
         find_runs(root / "nowhere")
 
 
-@pytest.mark.parametrize(
-    ("split", "message"),
-    [
-        ("test", "judge both again with `longtail evaluate RUN --split test --force`"),
-    ],
-)
-def test_runs_judged_on_different_examples_are_refused(root, split, message):
+def test_runs_judged_on_different_examples_are_refused(root):
     folders = [make_run(root, make_spec(seed=seed)).folder for seed in (0, 1)]
     for folder, target in zip(folders, ([0, 1, 2], [0, 0, 2]), strict=True):
-        RunWriter.reopen(folder).write_logits(split, np.eye(3), target, replace=True)
-    with pytest.raises(RunError, match=r"s0-.* and .*s1-.* have different examples") as refused:
-        same_data(map(Run.open, folders), split=split)
-    assert message in str(refused.value)
+        RunWriter.reopen(folder).write_logits("test", np.eye(3), target, replace=True)
+    with pytest.raises(RunError, match=r"s0-.* and .*s1-.* have different examples"):
+        same_data(map(Run.open, folders), split="test")
 
 
 def test_resuming_with_another_number_of_threads_is_told(root, caplog):
