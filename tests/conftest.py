@@ -94,3 +94,21 @@ def fresh(tmp_path):
         return Result(done.returncode, done.stdout, done.stderr)
 
     return call
+
+
+@pytest.fixture
+def two_processes():
+    """Run a script in two processes under torchrun."""
+
+    def call(script, *arguments):
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        done = subprocess.run(
+            [sys.executable, *words, script, *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+
+    return call

@@ -1,10 +1,5 @@
 """The loss in transformers' Trainer: any cut of an optimizer step gives the same step."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,13 +7,9 @@ import trainer_example
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from longtail import ClassPrior, InputError, margins
+from longtail import ClassPrior, InputError, bake_logit_adjustment
 from longtail.integrations.huggingface import DeferredReweighting, TrainerLoss
-from longtail.losses import (
-    LogitAdjustedLoss,
-    PairwiseMarginLoss,
-    SoftmaxLoss,
-)
+from longtail.losses import LogitAdjustedLoss, SoftmaxLoss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,13 +81,13 @@ def test_soft_labels_count_once_each():
     assert found.item() == pytest.approx(F.cross_entropy(logits, soft).item(), rel=1e-6)
 
 
-def gradients_of(how, size, accumulation):
+def gradients_of(size, accumulation):
     """The gradients of each step where `compute_loss` is overridden."""
     gradients, loss = trainer_example.Gradients(), TrainerLoss(LogitAdjustedLoss(PRIOR))
     made = trainer_example.trainer(
         trainer_example.bert(),
         trainer_example.sequences(),
-        loss if how == "argument" else None,
+        None,
         batch_size=size,
         accumulation=accumulation,
         callbacks=[gradients],
@@ -106,32 +97,20 @@ def gradients_of(how, size, accumulation):
 
     def compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs.pop("labels")
-        outputs = model(**inputs)
-        if how == "mean":
-            return torch.nn.functional.cross_entropy(outputs.logits + LOG_PRIOR.float(), labels)
-        own = loss if how == "inside" else made.compute_loss_func
-        return own(outputs, labels, num_items_in_batch=num_items_in_batch)
+        return loss(model(**inputs), labels, num_items_in_batch=num_items_in_batch)
 
     made.compute_loss = compute_loss
     made.train()
     return gradients.steps
 
 
-@pytest.mark.parametrize("how", ["argument", "inside"])
-def test_an_own_compute_loss_is_exact_with_accumulation(how):
-    for one, four in zip(gradients_of(how, 16, 1), gradients_of(how, 4, 4), strict=True):
+def test_an_own_compute_loss_is_exact_with_accumulation():
+    for one, four in zip(gradients_of(16, 1), gradients_of(4, 4), strict=True):
         torch.testing.assert_close(one, four, rtol=1e-4, atol=1e-6)
-
-
-def test_a_plain_mean_in_an_own_compute_loss_is_four_times_too_large():
-    one, four = (gradients_of("mean", *sizes)[0] for sizes in ((16, 1), (4, 4)))
-    torch.testing.assert_close([4 * gradient for gradient in one], four, rtol=1e-4, atol=1e-6)
 
 
 def test_the_classifier_of_a_peft_model_is_baked_by_its_name():
     peft = pytest.importorskip("peft")
-    from longtail import bake_logit_adjustment
-
     config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
     model = peft.get_peft_model(trainer_example.bert(), config).eval()
     words = {"input_ids": torch.arange(16).view(2, 8)}
@@ -158,17 +137,10 @@ def test_accumulation_one_and_four_give_the_same_losses_and_gradients():
 
 
 @pytest.mark.slow
-def test_two_processes_do_the_same_as_one(tmp_path):
-    script = Path(__file__).with_name("trainer_example.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run(
-        [*launch, str(script), "--batch-size=8", f"--out={tmp_path}/two.safetensors"],
-        check=True,
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=200,
-    )
-    two = load_file(tmp_path / "two.safetensors")
+def test_two_processes_do_the_same_as_one(two_processes, tmp_path):
+    file = tmp_path / "two.safetensors"
+    two_processes(trainer_example.__file__, "--batch-size=8", f"--out={file}")
+    two = load_file(file)
     one, steps = trainer_example.token_training(16)
     losses = [h["loss"] for h in one.state.log_history if "loss" in h]
     np.testing.assert_allclose(two["losses"], losses, rtol=1e-5)
@@ -179,23 +151,25 @@ def test_two_processes_do_the_same_as_one(tmp_path):
         torch.testing.assert_close(two[f"weight.{name}"], value, rtol=1e-4, atol=1e-6)
 
 
-def test_deferred_reweighting_begins_at_its_epoch():
-    loss = TrainerLoss(PairwiseMarginLoss(margins.adaptive(PRIOR)))
-    seen = []
+def reweighted(start, **settings):
+    """A trainer of two steps an epoch, and the weights of the classes that its steps see."""
+    loss, seen = TrainerLoss(SoftmaxLoss(PRIOR)), []
 
     class Watch(trainer_example.TrainerCallback):
-        def on_step_begin(self, args, state, control, **rest):
+        def on_step_begin(self, *_, **__):
             weight = loss.loss.weight
             seen.append([1.0] * 3 if weight is None else weight.tolist())
 
-    trainer = trainer_example.trainer(
-        trainer_example.bert(),
-        trainer_example.sequences(),
-        loss,
-        batch_size=104,
-        num_train_epochs=3,
-        callbacks=[DeferredReweighting(loss, PRIOR, start=1, beta=0.99), Watch()],
+    callbacks = [DeferredReweighting(loss, PRIOR, start=start, beta=0.99), Watch()]
+    model, data = trainer_example.bert(), trainer_example.sequences()
+    made = trainer_example.trainer(
+        model, data, loss, batch_size=104, callbacks=callbacks, **settings
     )
+    return made, seen
+
+
+def test_deferred_reweighting_begins_at_its_epoch():
+    trainer, seen = reweighted(start=1, num_train_epochs=3)
     trainer.train()
     weights = np.array([(1 - 0.99) / (1 - 0.99**n) for n in COUNTS])
     weights /= sum(n * w for n, w in zip(COUNTS, weights, strict=True)) / sum(COUNTS)
@@ -204,36 +178,14 @@ def test_deferred_reweighting_begins_at_its_epoch():
     np.testing.assert_allclose(seen[2:], np.tile(weights, (4, 1)), rtol=1e-6)
 
 
-class Weighed(trainer_example.TrainerCallback):
-    """Whether the classes were weighed, step by step."""
-
-    def __init__(self, loss):
-        self.loss, self.steps = loss, []
-
-    def on_step_end(self, *_, **__):
-        self.steps.append(self.loss.loss.weight is not None)
-
-
-def reweighted(data, **settings):
-    """A trainer of 104 examples a step, two steps an epoch, with weights from epoch 2 on."""
-    loss = TrainerLoss(SoftmaxLoss(PRIOR))
-    watch = Weighed(loss)
-    callbacks = [DeferredReweighting(loss, PRIOR, start=2), watch]
-    model = trainer_example.bert()
-    made = trainer_example.trainer(
-        model, data, loss, batch_size=104, callbacks=callbacks, **settings
-    )
-    return made, watch.steps
-
-
 @pytest.mark.parametrize("saved", [3, 4, 5])
 def test_deferred_reweighting_resumes_in_its_epoch(tmp_path, saved):
     settings = {"num_train_epochs": 4, "output_dir": str(tmp_path), "save_strategy": "steps"}
-    settings["save_steps"] = saved
-    reweighted(trainer_example.sequences(), **settings)[0].train()
-    trainer, weighed = reweighted(trainer_example.sequences(), **settings)
-    trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{saved}"))
-    assert weighed == ([False] * 4 + [True] * 4)[saved:]
+    whole, expected = reweighted(start=2, save_steps=saved, **settings)
+    whole.train()
+    resumed, seen = reweighted(start=2, save_steps=saved, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{saved}"))
+    assert seen == expected[saved:]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,5 @@
 """Lightning: the balanced error, run folders, deferred re-weighting, several processes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import lightning
 import lightning_example as example
 import numpy as np
@@ -58,18 +53,9 @@ def test_the_run_folder_holds_what_was_trained(trained):
 
 
 @pytest.mark.slow
-def test_two_processes_do_the_same_as_one(trained, tmp_path):
+def test_two_processes_do_the_same_as_one(trained, two_processes, tmp_path):
     """Also for 61 and 93 examples, where the sampler repeats one to fill up."""
-    script = Path(__file__).with_name("lightning_example.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launch, str(script), f"--root={tmp_path}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    two_processes(example.__file__, f"--root={tmp_path}")
     one, two = trained[2], Run.open(tmp_path / example.SPEC.folder)
     for split in ("held-out", "test"):
         mine, theirs = one.logits(split), two.logits(split)
@@ -154,6 +140,7 @@ def test_deferred_reweighting_begins_at_its_epoch(start):
     np.testing.assert_allclose(
         seen[begins:], np.tile(3 * weights / weights.sum(), (10 - begins, 1)), rtol=1e-6
     )
+    assert net.criterion.weight is None  # gone after the training
 
 
 class Plain(example.Net):
@@ -198,16 +185,6 @@ def test_a_training_resumed_within_an_epoch_has_its_weights_at_once(tmp_path):
     trainer(callbacks=[reweighting()]).fit(net, loader, ckpt_path=file, weights_only=False)
     assert net.weights_seen == whole.weights_seen[6:]
     assert max(net.weights_seen[0]) > 2
-
-
-def test_the_weights_are_gone_after_the_training():
-    net = Plain()
-    trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
-    assert max(net.weights_seen[-1]) > 2
-    assert net.criterion.weight is None
-    net.weights_seen.clear()
-    trainer(max_epochs=1).fit(net, example.Data(64))
-    assert set(net.weights_seen) == {None}
 
 
 def test_processes_with_data_of_their_own_are_refused():
