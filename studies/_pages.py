@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import re
 import sys
 import textwrap
 import time
@@ -111,7 +112,7 @@ def render(name: str, **values: Any) -> str:
         lstrip_blocks=True,
         autoescape=False,
         # Without a title where a heading says enough.
-        finalize=lambda v: v.markdown().removeprefix("****\n\n") if isinstance(v, Table) else v,
+        finalize=lambda v: _markdown(v) if isinstance(v, Table) else v,
     )
     environment.filters |= {
         "pct": lambda value, digits=1: percent(value, digits=digits),
@@ -124,6 +125,18 @@ def render(name: str, **values: Any) -> str:
     text = environment.get_template(f"{name}.md.j2").render(**values)
     blocks = (block.strip("\n") for block in text.split("\n\n"))
     return "\n\n".join(block for block in blocks if block.strip()) + "\n"
+
+
+def _markdown(table: Table) -> str:
+    """A table with words aligned left and intervals kept on one line."""
+    aligned = [
+        "---" if any(cell.lstrip("✓✗? [`")[:1].isalpha() for cell in column) else "---:"
+        for column in zip(*table.rows, strict=True)
+    ]
+    right = f"| {' | '.join(['---', *['---:'] * (len(table.header) - 1)])} |"
+    text = table.markdown().removeprefix("****\n\n")
+    text = text.replace(right, f"| {' | '.join(['---', *aligned[1:]])} |", 1)
+    return re.sub(r"(\[[+−]?[\d.]+), ", "\\1,\N{NO-BREAK SPACE}", text)
 
 
 # ---------------------------------------------------------------------------- files

@@ -489,13 +489,13 @@ class Shelf:
         return runs.tau_from is None or found.point(ADJUSTED, "held-out") is not None
 
     def missing(self, runs: Iterable[Runs]) -> list[str]:
-        """The runs that should be there and aren't: ``adaptive, seed 3``."""
-        return [
-            f"{one.name}, seed {seed}"
-            for one in runs
-            for seed in one.seeds
-            if not self.is_whole(one, seed)
-        ]
+        """The runs that should be there and aren't: ``adaptive, seeds 3, 4``."""
+        found = []
+        for one in runs:
+            seeds = [str(seed) for seed in one.seeds if not self.is_whole(one, seed)]
+            if seeds:
+                found.append(f"{one.name}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}")
+        return found
 
 
 # ---------------------------------------------------------------------------- training

@@ -378,30 +378,30 @@ def effects(columns: Sequence[Column], other: Shelf) -> dict[str, dict[str, Inte
             of_row = {
                 row.name: paired(column.cell(row), base.cell(row)) for row in ROWS if row.paper
             }
-            found[f"decay 5e-4 for 1e-4, {column.title}"] = of_row
+            found[f"weight decay 5e-4 instead of 1e-4, {column.title}"] = of_row
     for column in columns:
         of_row = {}
         for variant in VARIANTS:
             row = row_of(variant, "oracle")
             of_row[row.name] = column.difference(row, row_of(variant, "held-out"))
-        found[f"oracle τ* for τ held-out, {column.title}, `{column.recipe}`"] = of_row
+        found[f"oracle τ* instead of τ held-out, {column.title}, `{column.recipe}`"] = of_row
     for column in columns:
         again = Column.of(column.key, column.title, column.runs.values(), other)
         of_row = {row.name: paired(column.cell(row), again.cell(row)) for row in ROWS}
-        found[f"bfloat16 for float32, {column.title}, `{column.recipe}`"] = of_row
+        found[f"bfloat16 instead of float32, {column.title}, `{column.recipe}`"] = of_row
     known = {what: {k: v for k, v in of_row.items() if v} for what, of_row in found.items()}
     return {what: of_row for what, of_row in known.items() if of_row}
 
 
-def effects_table(found: Mapping[str, Mapping[str, Interval]]) -> Table:
-    """Return the effects with a column for each change."""
-    names = [row.name for row in ROWS if any(row.name in of_row for of_row in found.values())]
-    return Table(
-        "",
-        ("method", *found),
-        [(name, *(pages.points(of_row.get(name)) for of_row in found.values())) for name in names],
-        note="Change of the balanced error in points, paired by seed, with its 95% interval.",
-    )
+def effects_tables(found: Mapping[str, Mapping[str, Interval]]) -> list[Table]:
+    """Return a table of each change, with a column for each data set and recipe."""
+    tables = []
+    for change in dict.fromkeys(what.split(", ")[0] for what in found):
+        some = {w.removeprefix(f"{change}, "): v for w, v in found.items() if w.startswith(change)}
+        names = [row.name for row in ROWS if any(row.name in of_row for of_row in some.values())]
+        rows = [(name, *(pages.points(v.get(name)) for v in some.values())) for name in names]
+        tables.append(Table(change[0].upper() + change[1:], ("method", *some), rows))
+    return tables
 
 
 # ---------------------------------------------------------------------------- classes and norms
@@ -530,7 +530,7 @@ def draw_taus(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
         ):
             panels[0].plot([], [], marker, ms=size, label=text, **black)
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.legend(handles, labels, loc="outside lower center", ncols=1 + len(columns))
     return figure
 
 
@@ -724,7 +724,7 @@ def text(columns: Sequence[Column], float32: Shelf | None = None) -> str:
         marks=marks_table(columns),
         missed=_missed(tuned, float32),
         effects=found,
-        effects_table=effects_table(found),
+        effects_tables=effects_tables(found),
         cells={c.key: {row.name: c.cell(row) for row in named} for c in tuned},
         parts={c.key: _part_errors(c) for c in tuned},
         between=_between(columns),

@@ -54,7 +54,11 @@ def main(options: argparse.Namespace) -> None:
                 claims=claims,
                 marks=marks,
                 recipes=list(dict.fromkeys(column.recipe for column in columns)),
-                missing=[f"{c.title}, `{c.recipe}`: {m}" for c in columns for m in c.missing()],
+                missing=[
+                    f"{c.title}, recipe `{c.recipe}`: {'; '.join(c.missing())}"
+                    for c in columns
+                    if c.missing()
+                ],
             )
         )
         exp.write_figures(write, columns, ROWS)

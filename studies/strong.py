@@ -757,7 +757,7 @@ def main(options: argparse.Namespace) -> None:
         return
     pages.show(tables(settings))
     if missing or len(settings) < len(DATASETS) * len(RATIOS):
-        why = f"{missing} runs have no record yet" if missing else "it shows all data and ratios"
+        why = f"{missing} of its rows lack runs" if missing else "it shows all data and ratios"
         pages.note(f"The page is left as it is: {why}.")
         return
     with pages.page(options, "docs/how-far.md") as write:

@@ -52,7 +52,7 @@ def bounded(prior: ClassPrior) -> Margin:
 # Name, its margin Δ_yy' or rule, what is judged, and the paper's own verdict where it has one.
 TABLE: tuple[tuple[str, str, Callable[[ClassPrior], Any], bool | None], ...] = (
     ("weight normalisation", "f_y / ν_y, any norms", lambda _: PosthocWeightNormalization(), False),
-    ("adaptive margin", "π_y^(−1/4)", margins.adaptive, False),
+    ("adaptive margin", "π_y^{−1/4}", margins.adaptive, False),
     ("equalised margin", "log π_y'", margins.equalized, False),
     ("logit-adjusted threshold", "f_y − log π_y", lambda _: PosthocLogitAdjustment(), True),
     ("logit-adjusted loss", "log(π_y'/π_y)", margins.logit_adjusted, True),
@@ -305,7 +305,7 @@ LOSSES = {
 HINGES = {
     "hinge": "hinge, maximum margin",
     "hinge-weights": "hinge, weights 1/π",
-    "hinge-margins": "hinge, margins ∝ π^(−1/4)",
+    "hinge-margins": "hinge, margins ∝ π^{−1/4}",
 }
 _ALONG, _ACROSS = np.array([1.0, 1.0]) / np.sqrt(2.0), np.array([1.0, -1.0]) / np.sqrt(2.0)
 _CENTER = np.sqrt(2.0)  # of either class, along the means
@@ -508,7 +508,7 @@ def separable_table(study: Separable) -> Table:
             f"Mean of {TRIALS} trials of {COMMON} + {SCARCE} examples; position: median, in half "
             f"gaps from the maximum-margin separator towards the common class. Hinge losses in "
             f"the limit λ → 0, where weights change no coefficient of the separator by more than "
-            f"{study.weighted_difference:.0e} of the largest."
+            f"{max(study.weighted_difference, 1e-12):.0e} of the largest."
         ),
     )
 
