@@ -563,7 +563,7 @@ def test_what_favours_nothing_is_left_alone(model):
 
 @pytest.mark.parametrize(
     ("weight", "rare", "twice"),
-    [(9.0, 1, True), (9.0, 0, False), (0.1, 0, True), (1, 1, False), (None, 1, False)],
+    [(1.5, 1, True), (9.0, 0, False), (0.1, 0, True), (1, 1, False), (None, 1, False)],
 )
 def test_a_weight_of_positives_counts_where_they_are_rare(weight, rare, twice):
     prior = ClassPrior.from_counts([10, 90] if rare == 0 else [90, 10])
