@@ -14,18 +14,8 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-CIFAR10_NAMES = [
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-]
+NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
+CIFAR10_NAMES = NAMES.split()
 
 
 class Python2Pickler(pickle._Pickler):

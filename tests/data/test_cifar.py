@@ -7,14 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from data_factory import (
-    CIFAR10_NAMES,
-    cifar_files,
-    pixels,
-    python2_pickle,
-    write_archive,
-    write_unpacked,
-)
+from data_factory import CIFAR10_NAMES, cifar_files, python2_pickle, write_archive, write_unpacked
 from longtail import InputError
 from longtail.data import load
 from longtail.data.cifar import ARCHIVES, official_fingerprints, read_cifar
@@ -59,10 +52,6 @@ def evil_pickles(path):
     yield "stack global", pickle.dumps(Evil(str(path)), protocol=4)
     yield "eval", b"cbuiltins\neval\n(S'1'\ntR."
     yield "a huge array", b"cnumpy\nndarray\n(I99999999999\ntR."
-    yield (
-        "another class of array",
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\nI0\nS'b'\ntR}b.",
-    )
 
 
 NAMES = [name for name, _ in evil_pickles("x")]
@@ -92,29 +81,26 @@ def test_a_truncated_archive_says_so_and_how_to_get_it(tmp_path):
         with pytest.raises(InputError, match=r"is not the official archive|lacks") as caught:
             read_cifar(path, name="cifar10")
         assert "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz" in str(caught.value)
-        assert "c58f30108f718f92721af3b95e74349a" in str(caught.value)
-    path.write_bytes(b"not an archive at all")
-    with pytest.raises(InputError, match="is not the official archive"):
-        read_cifar(path, name="cifar10")
+
+
+ONE = np.zeros((1, 3072), np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("file", "document", "message"),
+    ("change", "message"),
     [
-        ("data_batch_3", None, "lacks 'data_batch_3'"),
+        (lambda files: files.pop("data_batch_3"), "lacks 'data_batch_3'"),
         (
-            "data_batch_3",
-            {b"labels": [10], b"data": pixels(1).reshape(1, -1)},
-            r"must lie in 0 .. 9, but 10 occurs",
+            lambda files: files.update(
+                data_batch_3=python2_pickle({b"labels": [10], b"data": ONE})
+            ),
+            r"must lie in 0 \.\. 9, but 10 occurs",
         ),
     ],
 )
-def test_files_with_other_content_are_refused(tmp_path, file, document, message):
+def test_files_with_other_content_are_refused(tmp_path, change, message):
     files, _, _ = cifar_files()
-    if document is None:
-        del files[file]
-    else:
-        files[file] = python2_pickle(document)
+    change(files)
     with pytest.raises(InputError, match=message):
         read_cifar(write_archive(tmp_path, files=files), name="cifar10")
 
@@ -140,9 +126,8 @@ def test_the_table_has_every_subset_with_its_size(base, classes):
         entry = known["subsets"][f"{profile}-{ratio}"]
         sizes = formula(profile, ratio, 50_000 // classes, classes)
         assert entry["examples"] == sum(sizes)
-        counts = profile_counts(
-            profile, 50_000 // classes, num_classes=classes, imbalance_ratio=ratio
-        )
+        shape = {"num_classes": classes, "imbalance_ratio": ratio}
+        counts = profile_counts(profile, 50_000 // classes, **shape)
         assert counts.tolist() == sizes
         everything += [entry["indices"], entry["train"]]
     assert len(set(everything)) == len(everything) == 14

@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_factory import (
-    write_large,
-    write_list,
-    write_photos,
-)
+from data_factory import write_large, write_list, write_photos
 from longtail.data.check import check_data
 from longtail.data.large import KINDS, LARGE
 
@@ -59,16 +55,18 @@ def test_faults_of_the_lists_are_found_together(tmp_path):
     path = root / "Places_LT_train.txt"
     lines = path.read_text().splitlines()
     del lines[6:8]  # class 2
-    lines += [lines[0], lines[1].rsplit(" ")[0] + " 3", "alone", "a/b.jpg cat", "/abs.jpg 0"]
+    lines += [lines[0], lines[1].rsplit(" ")[0] + " 3", "alone", "a/b.jpg cat"]
+    lines += ["/abs.jpg 0", "./../x.jpg 0"]
     held = (root / "Places_LT_val.txt").read_text().splitlines()[0]
     path.write_text("\n".join([*lines, held]))
     result = check_data(root, workers=1)
-    assert result.counts == {"line": 1, "path": 1, "label": 2, "duplicate": 2, "overlap": 1}
+    assert result.counts == {"line": 1, "path": 2, "label": 2, "duplicate": 2, "overlap": 1}
     text = "\n".join(f"{p.where}: {p.detail}" for p in result.problems)
     for piece in (
         f"{path}:10: a line is `path label`; got 'alone' alone",
         f"{path}:11: the label must be a whole number, 0 or more; got 'cat'",
         f"{path}:12: a path must be relative to the image root",
+        f"{path}:13: a path must stay below the image root; './../x.jpg' has '..' in it",
         f"{path}: labels must be 0 .. 3 without holes, but no image has label 2",
         f"{path}:9: 'train/scene_0/train_00000001.jpg' is at {path}:2 already (label 3, and 0",
         f"{root / 'Places_LT_val.txt'}: 'train/scene_0/val_00000000.jpg' is in the train set",

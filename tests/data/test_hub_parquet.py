@@ -13,12 +13,9 @@ NAMES = ("ant", "bee", "cow")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-@pytest.mark.parametrize("label", ["label", "fine_label"])
-def test_images_labels_and_names_come_back(tmp_path, kind, label):
+def test_images_labels_and_names_come_back(tmp_path, kind):
     images, labels = pixels(600), np.arange(600) % 3
-    path = write_parquet(
-        tmp_path / "train.parquet", images, labels, names=NAMES, label=label, kind=kind
-    )
+    path = write_parquet(tmp_path / "train.parquet", images, labels, names=NAMES, kind=kind)
     steps = []
     found = read_hub_parquet(path, progress=lambda *step: steps.append(step))
     np.testing.assert_array_equal(found.images, images)

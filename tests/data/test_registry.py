@@ -8,13 +8,12 @@ from data_factory import (
     cifar_files,
     pixels,
     write_archive,
-    write_folder,
     write_parquet,
     write_unpacked,
 )
 from longtail import InputError
-from longtail.data import cifar, freeze, load
-from longtail.runs import RunSpec
+from longtail.data import cifar, freeze, load, make_long_tailed
+from longtail.runs import DataSpec, RunSpec
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
 
@@ -27,7 +26,6 @@ def small_is_official(monkeypatch):
         train, test = cifar.read_cifar(path, name="cifar10")
         known = {"train": train.fingerprint, "test": test.fingerprint, "subsets": {}}
         monkeypatch.setattr(cifar, "official_fingerprints", lambda: {"cifar10": known})
-        return known
 
     return declare
 
@@ -73,14 +71,7 @@ def test_every_form_gives_the_same_data(tmp_path, form, name):
     np.testing.assert_array_equal(data.train.labels, labels[expected])
     np.testing.assert_array_equal(data.train.images, images[expected])
     assert data.test.counts.tolist() == [2] * classes
-    assert data.spec.to_json() == {
-        "name": f"{name}-lt",
-        "profile": "exp",
-        "imbalance_ratio": 4.0,
-        "seed": 0,
-        "held_out": 0.0,
-        "settings": {},
-    }
+    assert data.spec == DataSpec(f"{name}-lt", "exp", 4.0)
 
 
 def test_profiles_and_seeds(tmp_path):
@@ -106,42 +97,11 @@ def test_profiles_and_seeds(tmp_path):
 
 
 def test_a_spec_is_enough_to_draw_the_subset_again(tmp_path):
-    from longtail.data import make_long_tailed
-    from longtail.data.cifar import read_cifar
-
     path = write_archive(tmp_path)
     data = load("cifar10-lt", data_dir=tmp_path, verify=False, counts=[300, 7, 1], fit=True, seed=3)
     spec = RunSpec.from_json(RunSpec(data.spec, "m", "softmax", "r").to_json()).dataset
-    again = make_long_tailed(*read_cifar(path, name="cifar10"), spec)
+    again = make_long_tailed(*cifar.read_cifar(path, name="cifar10"), spec)
     assert again.train.fingerprint == data.train.fingerprint
-
-
-# A folder of images.
-
-
-def test_a_folder_keeps_its_own_class_sizes(tmp_path):
-    root = tmp_path / "my flowers"
-    write_folder(root / "train", {"2": 5, "10": 3, "1": 4})
-    write_folder(root / "test", {"2": 2, "10": 2, "1": 2}, seed=9)
-    data = load(root)
-    assert data.train.class_names == ("1", "2", "10")
-    assert data.train.counts.tolist() == [4, 5, 3]
-    assert data.spec.name == "my-flowers"
-    assert data.spec.profile is None
-    assert load(str(root)).spec == data.spec
-
-
-def test_what_is_wrong_with_a_folder(tmp_path):
-    with pytest.raises(InputError, match="has neither lists"):
-        load(tmp_path)
-    write_folder(tmp_path / "train", {"a": 1, "b": 1})
-    with pytest.raises(InputError, match="has no test set"):
-        load(tmp_path)
-    write_folder(tmp_path / "test", {"a": 1, "c": 1})
-    with pytest.raises(InputError, match=r"lacks: c; rename .* \(it has no folder of b\)"):
-        load(tmp_path)
-    (tmp_path / "test" / "c").rename(tmp_path / "test" / "b")
-    load(tmp_path)
 
 
 # Frozen files.
@@ -163,28 +123,22 @@ def test_a_frozen_file_by_its_path_and_by_the_name_of_what_it_holds(tmp_path):
     ):
         assert found.train.fingerprint == exp.train.fingerprint
         assert found.spec == exp.spec
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"a.parquet is exp, ratio 4; b.parquet is step"):
         load("cifar10-lt", data_dir=travel)
-    assert "(a.parquet is exp, ratio 4; b.parquet is step, ratio 4)" in str(caught.value)
 
 
 # Official or not.
 
 
-def test_official_data_pass(tmp_path, small_is_official):
-    small_is_official(write_archive(tmp_path))
-    load("cifar10-lt", data_dir=tmp_path, imbalance_ratio=4)
-
-
-def test_other_data_are_refused(tmp_path, small_is_official):
+def test_other_data_than_the_official_are_refused(tmp_path, small_is_official):
     small_is_official(write_archive(tmp_path / "right"))
+    load("cifar10-lt", data_dir=tmp_path / "right", imbalance_ratio=4)
     files, _, _ = cifar_files()
     files["data_batch_1"], files["data_batch_2"] = files["data_batch_2"], files["data_batch_1"]
     write_archive(tmp_path / "wrong", files=files)
-    with pytest.raises(InputError, match=r"train set in .* is not the official CIFAR-10") as caught:
+    message = r"train set in .* is not the official CIFAR-10.* in another order.*verify=False"
+    with pytest.raises(InputError, match=f"(?s){message}"):
         load("cifar10-lt", data_dir=tmp_path / "wrong", imbalance_ratio=4)
-    assert "or in another order" in str(caught.value)
-    assert "verify=False" in str(caught.value)
 
 
 # Missing data and bad options.
@@ -197,7 +151,6 @@ def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path):
         load("cifar100-lt", data_dir=tmp_path)
     for words in (
         f"there is no CIFAR-100 in {tmp_path}: neither cifar-100-python.tar.gz nor ",
-        "nor cifar100/train*.parquet",
         "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
         "huggingface.co/datasets/uoft-cs/cifar100",
         "longtail data freeze cifar100-lt --dev 50 --out FILE.parquet",
@@ -208,10 +161,8 @@ def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"imbalance_ratio": 0.01}, r"at least 1; got 0.01; did you mean 100\?"),
         ({"profile": "linear"}, "must be one of 'exp', 'step', 'natural'; got 'linear'"),
         ({"counts": [1] * 9}, "the profile has 9 classes but digits-lt has 10"),
-        ({"counts": [1] * 9 + [900]}, "class 9 has 120 examples but the profile asks for 900"),
     ],
 )
 def test_bad_options_get_one_clear_error(options, message):

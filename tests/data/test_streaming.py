@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -59,9 +60,8 @@ def test_random_boxes_follow_the_documented_rule():
         assert 0 <= box.left <= width - box.width
         assert 0 <= box.top <= height - box.height
     got = np.array([(b.width * b.height / 2e5, math.log(b.width / b.height)) for b in boxes])
-    expected = rejection_boxes(
-        count, width, height, (0.08, 1), (3 / 4, 4 / 3), np.random.default_rng(2)
-    )
+    random = np.random.default_rng(2)
+    expected = rejection_boxes(count, width, height, (0.08, 1), (3 / 4, 4 / 3), random)
     for column in range(2):
         grid = np.quantile(expected[:, column], np.linspace(0.02, 0.98, 30))
         ours = np.searchsorted(np.sort(got[:, column]), grid) / count
@@ -192,10 +192,8 @@ def test_processes_change_nothing(data, rule):
     def share(replicas, rank):
         sampler = sampler_of(data, replicas=replicas, rank=rank, rule=rule)
         sampler.set_epoch(2)
-        size = 12 // replicas
-        return by_draw(
-            training_stream(data, batch_size=size, view=SMALL, sampler=sampler, workers=0)
-        )
+        options = {"batch_size": 12 // replicas, "view": SMALL, "workers": 0}
+        return by_draw(training_stream(data, sampler=sampler, **options))
 
     together = [pair for pairs in zip(share(2, 0), share(2, 1), strict=True) for pair in pairs]
     assert together == share(1, 0)
@@ -222,12 +220,9 @@ def test_an_epoch_goes_on_where_it_was_left(data):
 
 
 def test_evaluation_sees_each_example_once_over_all_processes(data):
-    seen = []
-    for rank in range(3):
-        stream = evaluation_stream(
-            data, batch_size=4, view=CENTER, workers=0, num_replicas=3, rank=rank
-        )
-        seen += by_draw(stream)
+    options = {"batch_size": 4, "view": CENTER, "workers": 0, "num_replicas": 3}
+    parts = [by_draw(evaluation_stream(data, rank=rank, **options)) for rank in range(3)]
+    seen = [draw for part in parts for draw in part]
     assert sorted(seen) == [
         (i, label, CENTER(data.file(i)).transpose(2, 0, 1).tobytes())
         for i, label in enumerate(data.labels.tolist())
@@ -340,17 +335,9 @@ def run_script(data, what):
     return (data.root / "out").read_text() or (data.root / "err").read_text()
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("dies", "ChildProcessError .* died, or gave .* (DataLoader worker .* use fewer workers"),
-    ],
-)
-def test_a_worker_that_is_lost_is_reported_with_what_to_do(data, what, message):
-    said, found = run_script(data, what), 0
-    for piece in message.split(" .* "):
-        found = said.find(piece, found)
-        assert found >= 0, said
+def test_a_worker_that_is_lost_is_reported_with_what_to_do(data):
+    said = run_script(data, "dies")
+    assert re.search(r"ChildProcessError .* died, .* \(DataLoader worker .* use fewer worker", said)
 
 
 def test_workers_end_with_the_process_they_work_for(data):
