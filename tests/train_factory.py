@@ -14,7 +14,7 @@ from longtail.train.augment import normalize
 from longtail.train.cuda_graphs import place
 from longtail.train.distributed import ALONE
 from longtail.train.engine import train
-from longtail.train.loop import Training
+from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.prefetch import Resident
@@ -90,7 +90,27 @@ def interrupt(spec, images, *, epoch, **options):
         train(spec, images, checkpoint_seconds=0.0, after_epoch=stop, **options)
 
 
-def same_files(run, other, *, held_out=True):
+def resumed(spec, images, folder, *, epoch, **options):
+    """A run that goes on after an interruption, to the bits of one that nothing disturbed."""
+    whole = train(spec, images, root=folder / "whole", **options)
+    interrupt(spec, images, epoch=epoch, root=folder / "parts", **options)
+    run = train(spec, images, root=folder / "parts", **options)
+    assert len(run.record["resumed"]) == 1
+    assert not list(run.folder.glob("checkpoint-*"))
+    assert same_files(run, whole)
+    return run
+
+
+def same_files(run, other):
     """Return whether two runs have the same bits, however often they were interrupted."""
-    names = ["model.safetensors", "log.jsonl"] + ["logits-held-out.safetensors"] * held_out
+    names = {"model.safetensors", "log.jsonl", "logits-held-out.safetensors"}
+    names &= {path.name for path in (*run.folder.iterdir(), *other.folder.iterdir())}
     return all((run.folder / n).read_bytes() == (other.folder / n).read_bytes() for n in names)
+
+
+def step_together(steppers, alone, *, rtol):
+    """Step two epochs; the losses of the runs that step as one are those that each has alone."""
+    for epoch in range(2):
+        losses = run_epoch([steppers], [epoch])[0]
+        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
+        np.testing.assert_allclose(losses, expected, rtol=rtol)

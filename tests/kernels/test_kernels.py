@@ -72,12 +72,6 @@ def test_norm_act_is_torchs_own_sequence(residual, relu, training):
     assert torch.equal(tracked, expected_tracked)
 
 
-def test_a_residual_of_another_shape_is_refused():
-    x, w = torch.zeros(4, 6, 5, 3), torch.ones(6)
-    with pytest.raises(InputError, match=r"`residual` must have the shape of x, \(4, 6, 5, 3\)"):
-        norm_act(x, w, w, None, None, residual=x[:, :3], training=True)
-
-
 @pytest.mark.parametrize("stride", [1, 2])
 def test_networks_side_by_side_are_networks_apart(stride):
     rng = torch.Generator().manual_seed(0)
@@ -96,12 +90,9 @@ def test_shortcut_in_torch_operations():
     assert y[0, :, 0, 0].tolist() == [0, 1, 9, 0, 0, 17, 25, 0]
 
 
-@pytest.mark.parametrize(
-    ("shape", "weight", "options", "message"),
-    [
-        ((1, 6, 4, 4), (4, 2, 3, 3), {"groups": 2}, r"\(N, 2·I, H, W\)"),
-    ],
-)
-def test_bad_input_is_named(shape, weight, options, message):
-    with pytest.raises(InputError, match=message):
-        grouped_conv(torch.zeros(shape), torch.zeros(weight), **options)
+def test_shapes_that_do_not_fit_are_refused():
+    x, w = torch.zeros(1, 6, 4, 4), torch.ones(6)
+    with pytest.raises(InputError, match=r"`residual` must have the shape of x, \(1, 6, 4, 4\)"):
+        norm_act(x, w, w, None, None, residual=x[:, :3], training=True)
+    with pytest.raises(InputError, match=r"\(N, 2·I, H, W\)"):
+        grouped_conv(x, torch.zeros(4, 2, 3, 3), groups=2)

@@ -1,7 +1,5 @@
 """The study `pretrained` in small, on made-up images."""
 
-import argparse
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ pytest.importorskip("matplotlib")
 from data_factory import pixels
 from longtail.data import ImageSet, LongTailedData
 from longtail.runs import DataSpec
-from studies import pretrained
+from studies import __main__, pretrained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,20 +36,15 @@ def test_the_halves_share_no_class(monkeypatch):
 def test_the_study_in_small(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "RATIO", 5.0)
     monkeypatch.setattr(pretrained, "halves", lambda data_dir: pretrained.split(whole()))
-    parser = argparse.ArgumentParser()
-    pretrained.add_arguments(parser)
     small = ["epochs=1", "model=resnet20", "batch_size=16", "warmup_epochs=0", "milestones=[]"]
     words = [word for one in small for word in ("--set", one)]
     words += ["--set", "schedule=cosine", "--seeds", "2", "--device", "cpu"]
     for name in ("records", "runs", "out"):
         words += [f"--{name}", str(tmp_path / name)]
-    options = parser.parse_args(words)
-    options.defaults = vars(parser.parse_args([]))
-    pretrained.main(options)
+    assert __main__.main(["pretrained", *words]) == 0
     text = (tmp_path / "out/docs/pretrained.md").read_text()
-    assert text.count("| from scratch | ") == 3
-    assert text.count("| pretrained, head only | ") == 3
-    assert text.count("| pretrained, fine-tuned | ") == 3
+    for way in ("from scratch", "pretrained, head only", "pretrained, fine-tuned"):
+        assert text.count(f"| {way} | ") == 3
     assert "Not yet trained" not in text
     assert len(list((tmp_path / "records").rglob("*.json"))) == 12
     assert "head only" in capsys.readouterr().out

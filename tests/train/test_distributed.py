@@ -24,7 +24,7 @@ from longtail.data.large import load_listed
 from longtail.models import MODELS, Entry, _resnet
 from longtail.models.resnet import Design, basic, init_he
 from longtail.runs import Run
-from longtail.train.distributed import World, joined
+from longtail.train.distributed import ALONE, World, joined
 from longtail.train.engine import evaluate, train
 from longtail.train.loop import run_epoch
 from longtail.train.streamed import Streaming
@@ -57,14 +57,20 @@ TINY = Entry(
 NORMED = {"model": "tiny", "batch_size": 24}
 
 
-def step_losses(data, world, method, overrides, how, *, epochs=2):
-    """The mean loss of every step, and the weights and statistics after them."""
-    stepper = make_streamed(data, method, world=world, how=how, **overrides)
+def losses_of(one, epochs=(0, 1)):
+    """The mean loss of every step."""
     found = []
-    for epoch in range(epochs):
-        run_epoch([stepper], [epoch])
-        found += stepper.losses.tolist()
-    tensors = [value for value in stepper.model.state_dict().values() if value.is_floating_point()]
+    for epoch in epochs:
+        run_epoch([one], [epoch])
+        found += one.losses.tolist()
+    return found
+
+
+def step_losses(data, world, method, overrides, how):
+    """The mean loss of every step, and the weights and statistics after them."""
+    one = make_streamed(data, method, world=world, how=how, **overrides)
+    found = losses_of(one)
+    tensors = [value for value in one.model.state_dict().values() if value.is_floating_point()]
     return found, torch.cat([value.flatten() for value in tensors]).tolist()
 
 
@@ -72,12 +78,9 @@ def spec(data):
     return listed_spec(data, "logit-adjusted", held_out=0.2)
 
 
-def interrupted(data, root, world):
-    interrupt(spec(data), data.train, root=root, world=world, streaming=HERE, epoch=2)
-
-
-def whole(data, root, world):
-    run = train(spec(data), data.train, root=root, world=world, streaming=HERE)
+def whole(made, data, root, world=ALONE):
+    """A run from its start, or from where it was interrupted, to its logits."""
+    run = train(made, data.train, root=root, world=world, streaming=HERE)
     return evaluate(run, data.test, world=world, streaming=HERE)
 
 
@@ -110,9 +113,10 @@ def _work(rank, ports, folder):
         MODELS["tiny"] = TINY
         found["normed"] = step_losses(data.train, world, "softmax", NORMED, HERE)
         found["skipped"] = skipped(folder, world)
-        whole(data, folder / "two", world)
-        whole(data, folder / "one to two", world)
-        interrupted(data, folder / "two to one", world)
+        whole(spec(data), data, folder / "two", world)
+        whole(spec(data), data, folder / "one to two", world)
+        root = folder / "two to one"
+        interrupt(spec(data), data.train, root=root, world=world, streaming=HERE, epoch=2)
     assert not torch.distributed.is_initialized()
     os.environ["MASTER_PORT"] = str(ports[1])
     with pytest.raises(InputError) as caught, joined("cpu") as world:  # by name
@@ -147,7 +151,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     write_large(folder / "set", counts=COUNTS, held=4)
     data = load_listed(folder / "set")
-    interrupted(data, folder / "one to two", World())
+    interrupt(spec(data), data.train, root=folder / "one to two", streaming=HERE, epoch=2)
     bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
     bad.write_bytes(b"no image")
     run_both(_work, (free_port(), free_port()), folder)
@@ -160,31 +164,36 @@ def data(folder):
 
 
 @pytest.fixture(scope="module")
+def found(folder):
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
 def alone(data, folder):
     """The run of one process that nothing disturbed."""
-    return whole(data, folder / "one", World())
+    return whole(spec(data), data, folder / "one")
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_two_processes_have_the_losses_of_one(folder, data, name):
+def test_two_processes_have_the_losses_of_one(found, data, name):
     method, overrides, how = STEPS[name]
     plain = replace(how, compile=False, micro_batch=256)
-    expected, weights = step_losses(data.train, World(), method, overrides, plain)
-    for rank in (0, 1):
-        losses, theirs = json.loads((folder / f"found-{rank}.json").read_text())[name]
+    expected, weights = step_losses(data.train, ALONE, method, overrides, plain)
+    for one in found:
+        losses, theirs = one[name]
         np.testing.assert_allclose(losses, expected, atol=1e-5)
         np.testing.assert_allclose(theirs, weights, atol=1e-5)
     assert np.ptp(expected) > 1e-2  # they are no constant
 
 
-def test_batch_norm_is_local_and_one_set_of_statistics_remains(folder, data, monkeypatch):
-    found = [json.loads((folder / f"found-{rank}.json").read_text())["normed"] for rank in (0, 1)]
-    assert found[0] == found[1]
+def test_batch_norm_is_local_and_one_set_of_statistics_remains(found, data, monkeypatch):
+    losses, weights = found[0]["normed"]
+    assert found[0]["normed"] == found[1]["normed"]
     monkeypatch.setitem(MODELS, "tiny", TINY)
-    expected, tensors = step_losses(data.train, World(), "softmax", NORMED, HERE)
-    assert found[0][0] != pytest.approx(expected, rel=1e-5)
-    assert found[0][0] == pytest.approx(expected, rel=0.2)
-    assert len(found[0][1]) == len(tensors)
+    expected, tensors = step_losses(data.train, ALONE, "softmax", NORMED, HERE)
+    assert losses != pytest.approx(expected, rel=1e-5)
+    assert losses == pytest.approx(expected, rel=0.2)
+    assert len(weights) == len(tensors)
 
 
 def compare(run, other):
@@ -211,14 +220,13 @@ def test_the_whole_run_is_that_of_one_process(folder, data, alone):
 
 
 def test_checkpoints_do_not_depend_on_the_number_of_processes(folder, data, alone):
-    with_one = whole(data, folder / "two to one", World())
+    with_one = whole(spec(data), data, folder / "two to one")
     for run in (with_one, Run.open(folder / "one to two" / spec(data).folder)):
         assert len(run.record["resumed"]) == 1
         compare(run, alone)
 
 
-def test_a_damaged_image_is_counted_once_or_stops_both(folder):
-    found = [json.loads((folder / f"found-{rank}.json").read_text()) for rank in (0, 1)]
+def test_a_damaged_image_is_counted_once_or_stops_both(found):
     assert found[0]["skipped"] == found[1]["skipped"]
     assert [line.get("skipped") for line in found[0]["skipped"]] == [1] * SMALL["epochs"]
     said = sorted(one["stopped"] for one in found)  # by the one whose share it was in

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_sharded_head import CASES, FEATURES, TARGET, UPSTREAM, criterion_of, linear, unsharded
+from test_sharded_head import CASES, FEATURES, TARGET, criterion_of, gradients, linear, unsharded
 
 from longtail import ClassPrior, losses
 from longtail.train.sharded_head import ShardedHead
@@ -15,13 +15,6 @@ def cuda():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return torch.device("cuda")
-
-
-def gradients(head, name, device):
-    features = FEATURES.to(device).requires_grad_()
-    loss = head.loss(features, TARGET.to(device), criterion_of(name).to(device))
-    loss.backward(UPSTREAM.to(device) if loss.ndim else None)
-    return [loss.detach(), features.grad, head.weight.grad, head.bias.grad]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,15 +11,12 @@ from longtail.data.images import ImageSet
 from longtail.models.stacked import part_of
 from longtail.runs import DataSpec
 from longtail.train import evaluate, make_spec, train
-from longtail.train.cuda_graphs import place
-from longtail.train.loop import Training, new_network, run_epoch
-from longtail.train.methods import Method
-from longtail.train.plan import Planner
+from longtail.train.loop import new_network, run_epoch
 from longtail.train.prefetch import Resident, as_tensor
 from longtail.train.recipe import get_recipe, learning_rate
+from train_factory import CPU, make_planner, make_stepper, step_together
 
 COUNTS, WIDTH = (50, 20, 6), 8
-CPU = torch.device("cpu")
 
 
 def embeddings(seed=0):
@@ -35,12 +32,17 @@ DATA = embeddings()
 
 def planner(method="softmax", seed=0, **overrides):
     recipe = get_recipe("embeddings", **{"epochs": 3, "batch_size": 16, **overrides})
-    kept = np.arange(len(DATA))
-    return Planner(recipe, Method.of(method), DATA.labels, kept, DATA.prior, seed=seed)
+    return make_planner(recipe, DATA, method, seed)
 
 
 def stepper(*planners):
-    return place(lambda: Training(planners, Resident(DATA, CPU)), device=CPU)
+    return make_stepper(planners, DATA)
+
+
+def trained(root, **overrides):
+    """A run on DATA."""
+    options = {"method": "softmax", "recipe": "embeddings", "seed": 0, "overrides": overrides}
+    return train(make_spec(DataSpec("e"), **options), DATA, root=root)
 
 
 @pytest.mark.parametrize("method", ["softmax", "logit-adjusted"])
@@ -73,10 +75,7 @@ def test_heads_side_by_side_are_what_each_is_alone(head):
     methods = ("softmax", "logit-adjusted", "balanced")
     planners = [planner(method, seed, head=head, **scale) for seed, method in enumerate(methods)]
     together, alone = stepper(*planners), [stepper(one) for one in planners]
-    for epoch in range(2):
-        losses = run_epoch([together], [epoch])[0]
-        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
-        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    step_together(together, alone, rtol=1e-5)
     for name, value in together.model.state_dict().items():
         for member, one in enumerate(alone):
             own = part_of(value, index=member, count=3)
@@ -95,52 +94,23 @@ def test_mapped_features_are_not_copied(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("mean", 0.5), ("std", 2.0), ("crop_padding", 1), ("flip", True), ("cutmix", 0.5)],
+    ("overrides", "message"),
+    [
+        ({"mean": 0.5}, "`mean`.*--recipe embeddings"),
+        ({"std": 2.0}, "`std`.*--recipe embeddings"),
+        ({"crop_padding": 1}, "`crop_padding`.*--recipe embeddings"),
+        ({"flip": True}, "`flip`.*--recipe embeddings"),
+        ({"cutmix": 0.5}, "`cutmix`.*--recipe embeddings"),
+        ({"model": "small-conv"}, "choose another network"),
+    ],
 )
-def test_recipes_that_change_images_are_refused(key, value, tmp_path):
-    spec = make_spec(
-        DataSpec("e"), method="softmax", recipe="embeddings", seed=0, overrides={key: value}
-    )
-    with pytest.raises(InputError, match=rf"`{key}`.*--recipe embeddings"):
-        train(spec, DATA, root=tmp_path)
-
-
-def test_networks_for_images_are_refused(tmp_path):
-    spec = make_spec(
-        DataSpec("e"), method="softmax", recipe="embeddings", seed=0,
-        overrides={"model": "small-conv"},
-    )  # fmt: skip
-    with pytest.raises(InputError, match="choose another network"):
-        train(spec, DATA, root=tmp_path)
+def test_what_is_for_images_is_refused(overrides, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        trained(tmp_path, **overrides)
 
 
 def test_mixup_blends_embeddings(tmp_path):
-    spec = make_spec(
-        DataSpec("e"), method="softmax", recipe="embeddings", seed=0,
-        overrides={"mixup": 0.5, "epochs": 2},
-    )  # fmt: skip
-    run = evaluate(train(spec, DATA, root=tmp_path), embeddings(1))
-    logits, *_ = run.logits("test")
+    run = evaluate(trained(tmp_path, mixup=0.5, epochs=2), embeddings(1))
     model = run.model()
     expected = embeddings(1).images[:, :, 0, 0] @ model["fc.weight"].T + model["fc.bias"]
-    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_run_is_exported_as_onnx(tmp_path):
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    spec = make_spec(
-        DataSpec("e"), method="softmax", recipe="embeddings", seed=0, overrides={"epochs": 1}
-    )
-    weights = train(spec, DATA, root=tmp_path).model()
-    layer = torch.nn.Linear(WIDTH, 3)
-    layer.load_state_dict({k[3:]: torch.tensor(np.array(v)) for k, v in weights.items()})
-    file = str(tmp_path / "head.onnx")
-    torch.onnx.export(
-        layer.eval(), (torch.zeros(2, WIDTH),), file, input_names=["features"],
-        dynamo=True, dynamic_shapes=({0: "rows"},), verbose=False,
-    )  # fmt: skip
-    features = DATA.images[:, :, 0, 0]
-    (logits,) = runtime.InferenceSession(file).run(None, {"features": features})
-    np.testing.assert_allclose(logits, layer(torch.tensor(features)).detach(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run.logits("test").logits, expected, rtol=1e-4, atol=1e-5)

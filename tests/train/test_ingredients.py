@@ -7,7 +7,8 @@ Each ingredient by itself has a file of its own: `test_trivial`, `test_mixing`, 
 import numpy as np
 import pytest
 import torch
-from test_loop import gaps
+from scipy.special import log_softmax
+from test_loop import IMAGES, crop_by_hand, gaps
 from test_mixing import by_loops
 from test_trivial import as_image, pillow
 
@@ -20,9 +21,8 @@ from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
 from longtail.train.sam import SAM
 from longtail.train.trivial import OPERATIONS
-from train_factory import interrupt, make_images, make_planner, make_stepper, same_files
+from train_factory import make_planner, make_stepper, resumed, step_together
 
-IMAGES = make_images()
 EVERYTHING = {
     "trivial_augment": True,
     "cutout": 3,
@@ -45,12 +45,9 @@ def stepper(*planners):
     return make_stepper(planners, IMAGES)
 
 
-def image_by_hand(draws, n, recipe):
+def image_by_hand(plan, n, recipe):
     """Crop, flip, TrivialAugment by Pillow, normalise, Cutout: one image of a plan."""
-    plan = draws
-    padded = np.pad(IMAGES.images[plan.rows[n]], ((0, 0), (2, 2), (2, 2)))
-    image = padded[:, plan.dy[n] : plan.dy[n] + 8, plan.dx[n] : plan.dx[n] + 8]
-    image = image[:, :, ::-1] if plan.flip[n] else image
+    image = crop_by_hand(plan, n)
     if plan.operation is not None:
         name = OPERATIONS[int(plan.operation[n])]
         changed = pillow(as_image(np.ascontiguousarray(image)), name, int(plan.strength[n]))
@@ -141,23 +138,20 @@ def test_class_weights_of_mixed_examples_by_hand():
     planners = [planner("softmax+drw:start=0", 0, **settings), planner("softmax", 1, **settings)]
     together = stepper(*planners)
     found = run_epoch([together], [0])[0]
-    training = together
-    for member, prior_weights in enumerate((planners[0].plan(0).weights.numpy(), np.ones(3))):
-        network = new_network(training.recipe, IMAGES, seed=member)
-        images = training.now.inputs[:, :, :, member].permute(0, 3, 1, 2)
-        logits = network(images).detach().double().numpy()
-        log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    now, class_weights = together.now, planners[0].plan(0).weights.numpy()
+    assert class_weights.std() > 0
+    for member, weights in enumerate((class_weights, np.ones(3))):
+        network = new_network(together.recipe, IMAGES, seed=member)
+        images = now.inputs[:, :, :, member].permute(0, 3, 1, 2)
+        log_p = log_softmax(network(images).detach().double().numpy(), 1)
         above, below = 0.0, 0.0
         for n in range(47):
-            share = float(training.now.shares[member, n])
-            for label, part in (
-                (int(training.now.targets[member, n]), share),
-                (int(training.now.seconds[member, n]), 1 - share),
-            ):
-                above -= part * prior_weights[label] * log_p[n, label]
-                below += part * prior_weights[label]
+            share = float(now.shares[member, n])
+            for labels, part in ((now.targets, share), (now.seconds, 1 - share)):
+                label = int(labels[member, n])
+                above -= part * weights[label] * log_p[n, label]
+                below += part * weights[label]
         assert found[member] == pytest.approx(above / below, rel=1e-3)
-    assert prior_weights.std() == 0 < planners[0].plan(0).weights.std()
 
 
 def test_the_first_step_with_sam_is_that_of_the_optimizer():
@@ -198,14 +192,11 @@ def test_the_first_step_with_sam_is_that_of_the_optimizer():
 METHODS = ("logit-adjusted", "softmax+drw:start=1", "equalized-threshold:threshold=0.2")
 
 
-def test_a_team_with_everything_trains_each_run_as_it_would_alone():
+def test_runs_with_everything_train_as_each_would_alone():
     settings = {**EVERYTHING, "lr": 0.001}
     planners = [planner(method, seed, **settings) for seed, method in enumerate(METHODS)]
     together, alone = stepper(*planners), [stepper(one) for one in planners]
-    for epoch in range(2):
-        losses = run_epoch([together], [epoch])[0]
-        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
-        np.testing.assert_allclose(losses, expected, rtol=1e-3)
+    step_together(together, alone, rtol=1e-3)
     for member, one in enumerate(alone):
         assert np.median(gaps(together, member, one)) < 0.02, member
 
@@ -230,13 +221,9 @@ def spec(method="logit-adjusted+drw:start=2", **overrides):
 
 
 def test_a_resumed_run_with_everything_ends_in_the_same_bits(tmp_path):
-    made = spec(**EVERYTHING)
-    whole = train(made, IMAGES, root=tmp_path / "whole")
-    interrupt(made, IMAGES, root=tmp_path / "parts", epoch=2)
-    parts = train(made, IMAGES, root=tmp_path / "parts")
-    assert same_files(whole, parts, held_out=False)
+    run = resumed(spec(**EVERYTHING), IMAGES, tmp_path, epoch=2)
     # What was saved is the average, and evaluation reads it.
-    assert "again" in evaluate(whole, IMAGES, split="again").splits
+    assert "again" in evaluate(run, IMAGES, split="again").splits
 
 
 def test_images_that_an_ingredient_cannot_take_are_refused_before_training(tmp_path):

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import log_softmax
 from torch.nn import functional as F
 
 from longtail.train.distillation import distillation_loss
 from longtail.train.loop import new_network, run_epoch
 from longtail.train.optimizers import make_optimizer
 from longtail.train.recipe import get_recipe
-from train_factory import CPU, make_images, make_planner, make_stepper
+from train_factory import CPU, make_images, make_planner, make_stepper, step_together
 
 IMAGES = make_images()
 METHODS = ("softmax", "logit-adjusted", "softmax+drw:start=1", "equalized-threshold:threshold=0.2")
@@ -43,14 +44,11 @@ def gaps(together, member, one):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
-def test_a_team_trains_each_run_as_it_would_alone(optimizer):
+def test_runs_that_step_as_one_train_as_each_would_alone(optimizer):
     settings = {"optimizer": optimizer, "lr": 0.001}
     planners = [planner(method, seed, **settings) for seed, method in enumerate(METHODS)]
     together, alone = stepper(*planners), [stepper(one) for one in planners]
-    for epoch in range(2):
-        losses = run_epoch([together], [epoch])[0]
-        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
-        np.testing.assert_allclose(losses, expected, rtol=2e-4)
+    step_together(together, alone, rtol=2e-4)
     for member, one in enumerate(alone):
         assert together.state(member).keys() == one.state(0).keys()
         shares = gaps(together, member, one)
@@ -71,20 +69,21 @@ def test_a_runs_state_travels_from_a_team_to_a_run_alone_and_back():
     assert run_epoch([alone], [1])[0][0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def crop_by_hand(plan, n):
+    """An image of a plan, padded by two pixels, cropped and flipped."""
+    padded = np.pad(IMAGES.images[plan.rows[n]], ((0, 0), (2, 2), (2, 2)))
+    crop = padded[:, plan.dy[n] : plan.dy[n] + 8, plan.dx[n] : plan.dx[n] + 8]
+    return crop[:, :, ::-1] if plan.flip[n] else crop
+
+
 def test_the_first_step_by_hand():
-    """One batch of everything, cropped and flipped by a loop, through torch's own SGD."""
-    one = stepper(planner("logit-adjusted", crop_padding=2, batch_size=47))
-    training, settings = one, recipe(crop_padding=2, batch_size=47)
-    plan = planner("logit-adjusted", crop_padding=2, batch_size=47).plan(0).images
+    """One batch of everything, through torch's own SGD."""
+    planned = planner("logit-adjusted", crop_padding=2, batch_size=47)
+    one, settings, plan = stepper(planned), planned.recipe, planned.plan(0).images
     network = new_network(settings, IMAGES, seed=0)
-    batch = []
-    for row, dy, dx, flip in zip(plan.rows, plan.dy, plan.dx, plan.flip, strict=True):
-        padded = np.pad(IMAGES.images[row], ((0, 0), (2, 2), (2, 2)))
-        crop = padded[:, dy : dy + 8, dx : dx + 8]
-        batch.append(crop[:, :, ::-1] if flip else crop)
-    scaled = torch.from_numpy(np.stack(batch)).double() / 255
-    mean, std = (torch.tensor(v, dtype=torch.float64) for v in (settings.mean, settings.std))
-    images = ((scaled - mean[:, None, None]) / std[:, None, None]).float()
+    batch = np.stack([crop_by_hand(plan, n) for n in range(len(plan.rows))]) / 255
+    mean, std = (np.reshape(v, (3, 1, 1)) for v in (settings.mean, settings.std))
+    images = torch.from_numpy((batch - mean) / std).float()
     logits = network(images).double() + torch.tensor(IMAGES.prior.log_probs)
     loss = F.cross_entropy(logits, torch.from_numpy(IMAGES.labels)[plan.rows])
     loss.backward()
@@ -94,7 +93,7 @@ def test_the_first_step_by_hand():
         for name, value in network.named_parameters()
     }
     assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-4)
-    for name, value in training.model.named_parameters():
+    for name, value in one.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-3, atol=1e-4)
 
 
@@ -155,6 +154,13 @@ def linear_teachers(seed=0):
     return teachers, asked
 
 
+def outputs(one, teachers):
+    """Logits of the first network and of the teachers on the first run's images, in float64."""
+    images = one.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    student = new_network(one.recipe, IMAGES, seed=0)(images).detach()
+    return student.double().numpy(), teachers(images).double().numpy()
+
+
 @pytest.mark.parametrize("adjusted", [False, True])
 def test_distillation_by_hand(adjusted):
     """(1 - w) loss + w T² KL on the run's own images, from the equation."""
@@ -164,18 +170,12 @@ def test_distillation_by_hand(adjusted):
     one = stepper(one_planner, teachers=teachers)
     found = run_epoch([one], [0])[0][0]
     assert asked == [47]
-    images = one.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
-    student = new_network(one.recipe, IMAGES, seed=0)(images).detach().double().numpy()
-    taught = teachers(images).double().numpy()
+    student, taught = outputs(one, teachers)
     log_prior = IMAGES.prior.log_probs
-
-    def log_softmax(z):
-        return z - np.log(np.exp(z).sum(1, keepdims=True))
-
-    labels = IMAGES.labels[one.plans[0].images.rows.numpy()]
-    loss = -log_softmax(student + log_prior)[np.arange(47), labels].mean()
+    labels = IMAGES.labels[one.plans[0].images.rows]
+    loss = -log_softmax(student + log_prior, 1)[np.arange(47), labels].mean()
     shift = log_prior if adjusted else 0.0
-    p, q = (log_softmax((z + shift) / 2.0) for z in (taught, student))
+    p, q = (log_softmax((z + shift) / 2.0, 1) for z in (taught, student))
     divergence = 4.0 * (np.exp(p) * (p - q)).sum(1).mean()
     assert found == pytest.approx(0.25 * loss + 0.75 * divergence, rel=1e-4)
 
@@ -188,9 +188,7 @@ def test_a_student_with_cosines_is_compared_as_its_loss_scales_them():
     planners = [planner(method, **settings) for method in ("ldam:scale=20", "softmax")]
     together = stepper(*planners, teachers=teachers)
     found = run_epoch([together], [0])[0]
-    images = together.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
-    cosines = new_network(together.recipe, IMAGES, seed=0)(images).detach().double()
-    taught = teachers(images).double()
+    cosines, taught = map(torch.from_numpy, outputs(together, teachers))
     for loss, scale in zip(found, (20.0, 1.0), strict=True):
         divergence = distillation_loss(scale * cosines, taught, temperature=2.0)
         assert loss == pytest.approx(float(divergence), rel=1e-4)
@@ -227,12 +225,7 @@ def test_students_that_listen_differently_step_as_one():
     ]
     planners = [planner("logit-adjusted", 0, image_seed=5, **way) for way in ways]
     assert len({one.recipe.stack_values for one in planners}) == 1
-    asked = []
-
-    def teachers(x):
-        asked.append(len(x))
-        return 3 * x.mean((2, 3))
-
+    teachers, asked = linear_teachers()
     together = stepper(*planners, teachers=teachers)
     losses = run_epoch([together], [0])[0]
     assert asked == [47, 47]  # once for the images of the first three, once for the mixed ones

@@ -155,8 +155,6 @@ def test_overrides_as_typed():
     assert found["optimizer"] == "adam"
     assert (found["lr"], found["flip"], found["crop_padding"]) == (0.2, False, 0)
     assert get_recipe("paper", **found).milestones == ((60, 0.1),)
-    with pytest.raises(InputError, match="there is no value 'rl'; did you mean lr"):
-        parse_overrides(["rl=1"])
 
 
 def test_an_ingredient_at_its_default_leaves_the_hash_alone():
@@ -164,8 +162,8 @@ def test_an_ingredient_at_its_default_leaves_the_hash_alone():
     off = {"image_seed": None, "cutout": 0, "cutmix": 0.0, "sam_rho": 0, "trivial_augment": False}
     off |= {"head_lr": 1, "freeze_backbone": False}
     assert spec(recipe="tuned", data=CIFAR10, **off).hash8 == plain.hash8
-    assert spec(recipe="tuned", data=CIFAR10, cutout=16).hash8 != plain.hash8
-    assert spec(recipe="tuned", data=CIFAR10, image_seed=0).hash8 != plain.hash8
+    for on in ({"cutout": 16}, {"image_seed": 0}):
+        assert spec(recipe="tuned", data=CIFAR10, **on).hash8 != plain.hash8
 
 
 @pytest.mark.parametrize(
@@ -181,13 +179,12 @@ def test_an_ingredient_at_its_default_leaves_the_hash_alone():
         ({"cutmix": 0.6, "mixup": 0.6}, "mixed in one way at most, .* got 0.6 and 0.6"),
         ({"mixup_alpha": 0.2}, "`mixup_alpha` is 0.2 but mixup is 0, so it would do nothing"),
         ({"epoch": 3}, "recipe 'paper': there is no value 'epoch'; did you mean epochs"),
+        ({"name": "papper"}, r"no recipe 'papper'; did you mean paper\?"),
     ],
 )
 def test_bad_values_are_refused(overrides, message):
     with pytest.raises(InputError, match=message):
-        get_recipe("paper", **overrides)
-    with pytest.raises(InputError, match=r"no recipe 'papper'; did you mean paper\?"):
-        get_recipe("papper")
+        get_recipe(**{"name": "paper"} | overrides)
 
 
 def test_the_page_lists_every_value_with_its_default_and_its_choices():

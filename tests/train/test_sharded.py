@@ -6,16 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_distributed import compare, free_port, one_of_two, run_both, step_losses
+from test_distributed import compare, free_port, losses_of, one_of_two, run_both, step_losses, whole
 
 from data_factory import write_large
 from longtail._checks import InputError
 from longtail.data.large import load_listed
 from longtail.runs import Run
 from longtail.train import sharded, streamed
-from longtail.train.distributed import ALONE, World
-from longtail.train.engine import evaluate, train, validate
-from longtail.train.loop import run_epoch
+from longtail.train.distributed import ALONE
+from longtail.train.engine import validate
 from longtail.train.recipe import get_recipe
 from longtail.train.streamed import Streaming, stream_logits
 from train_factory import HERE, SMALL, interrupt, listed_spec, make_streamed
@@ -41,18 +40,10 @@ def stepper(data, world=ALONE, *, classifier="sharded", method="logit-adjusted",
     return make_streamed(data, method, world=world, classifier=classifier, **options)
 
 
-def losses_of(one, epochs):
-    found = []
-    for epoch in epochs:
-        run_epoch([one], [epoch])
-        found += one.losses.tolist()
-    return found
-
-
 def steps(data, world, method, overrides, how, classifier="sharded"):
     """The mean loss of every step, and the whole weights after them, on the first process."""
     one = stepper(data, world, classifier=classifier, method=method, how=how, **overrides)
-    found = losses_of(one, (0, 1))
+    found = losses_of(one)
     weights = one.saved_weights(one.model)
     return found, torch.cat([value.flatten() for value in weights.values()]).tolist()
 
@@ -64,16 +55,6 @@ def saved(one):
 def spec(data, classifier="sharded"):
     made = {"epochs": EPOCHS, "classifier": classifier}
     return listed_spec(data, "logit-adjusted", held_out=0.25, **made)
-
-
-def interrupted(data, root, world, *, epoch):
-    options = {"root": root, "world": world, "streaming": HERE}
-    interrupt(spec(data), data.train, epoch=epoch, **options)
-
-
-def whole(data, root, world, classifier="sharded"):
-    run = train(spec(data, classifier), data.train, root=root, world=world, streaming=HERE)
-    return evaluate(run, data.test, world=world, streaming=HERE)
 
 
 def _work(rank, port, folder):
@@ -89,10 +70,11 @@ def _work(rank, port, folder):
         one.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
         found["from whole"] = losses_of(one, [1])
         found["judged"] = judged(one.model, data.test, world)
-        interrupted(data, folder / "2-1-2", world, epoch=2)
+        options = {"root": folder / "2-1-2", "streaming": HERE}
+        interrupt(spec(data), data.train, world=world, epoch=2, **options)
         if world.first:  # alone, while the other waits for what comes next
-            interrupted(data, folder / "2-1-2", World(), epoch=3)
-        whole(data, folder / "2-1-2", world)
+            interrupt(spec(data), data.train, epoch=3, **options)
+        whole(spec(data), data, folder / "2-1-2", world)
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
 
 
@@ -130,14 +112,14 @@ def found(folder):
 @pytest.fixture(scope="module")
 def alone(data, folder):
     """The run of one process with the whole classifier that nothing disturbed."""
-    return whole(data, folder / "one", World(), "whole")
+    return whole(spec(data, "whole"), data, folder / "one")
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_are_those_of_a_whole_classifier_in_one_process(found, data, name):
     method, overrides, how = STEPS[name]
     plain = replace(how, compile=False, micro_batch=256)
-    expected, weights = step_losses(data.train, World(), method, overrides, plain)
+    expected, weights = step_losses(data.train, ALONE, method, overrides, plain)
     for one in found:
         np.testing.assert_allclose(one[name][0], expected, atol=1e-5)
     np.testing.assert_allclose(found[0][name][1], weights, atol=1e-5)
@@ -157,7 +139,7 @@ def test_sampled_softmax_draws_for_the_global_batch(found, data, name):
 def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, data):
     """Same names and shapes, and each goes on from the other's."""
     one = stepper(data.train, classifier="whole")
-    expected = losses_of(one, (0, 1))[-3:]
+    expected = losses_of(one)[-3:]
     np.testing.assert_allclose(found[0]["from whole"], expected, atol=1e-5)
     theirs = torch.load(folder / "sharded-0.pt")
     other = stepper(data.train, classifier="whole")
@@ -171,7 +153,7 @@ def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, d
 
 def test_logits_and_predictions_are_those_of_the_whole_network(found, data):
     one = stepper(data.train, classifier="whole")
-    losses_of(one, (0, 1))
+    losses_of(one)
     expected = stream_logits(one.model, data.test, get_recipe("imagenet-lt", **SMALL), how=HERE)
     logits, predictions = found[0]["judged"]
     np.testing.assert_allclose(logits, expected, atol=1e-5)

@@ -57,6 +57,14 @@ def backward(loss, upstream):
     loss.backward(upstream if loss.ndim else None)
 
 
+def gradients(head, name, device="cpu"):
+    """Loss and gradients (features, weight, bias) of a head."""
+    features = FEATURES.clone().to(device).requires_grad_()
+    loss = head.loss(features, TARGET.to(device), criterion_of(name).to(device))
+    backward(loss, UPSTREAM.to(device))
+    return [loss.detach(), features.grad, head.weight.grad, head.bias.grad]
+
+
 def unsharded(name):
     """Loss and gradients (features, weight, bias) of the whole layer with the same criterion."""
     layer, features = linear().double(), FEATURES.double().requires_grad_()
@@ -74,11 +82,7 @@ def close(got, wanted):
 @pytest.mark.parametrize("name", CASES)
 def test_one_process_needs_no_group(name):
     assert not distributed.is_initialized()
-    head = ShardedHead.from_linear(linear())
-    features = FEATURES.clone().requires_grad_()
-    loss = head.loss(features, TARGET, criterion_of(name))
-    backward(loss, UPSTREAM)
-    got = [loss.detach(), features.grad, head.weight.grad, head.bias.grad]
+    got = gradients(ShardedHead.from_linear(linear()), name)
     for one, other in zip(got, unsharded(name), strict=True):
         close(one, other)
 
@@ -123,10 +127,10 @@ def _train(head, rows, steps=3):
     return found, optimizer
 
 
-def _gradients_of_cases(mesh, rank, own, found):
+def _gradients_of_cases(mesh, rank, layouts, found):
     """Every case in both layouts, into `found` by name."""
     for name in CASES:
-        for batch, rows in (("replicated", slice(None)), ("split", own)):
+        for batch, rows in layouts.items():
             head = ShardedHead.from_linear(linear(), mesh=mesh, batch=batch, averaging=False)
             features = FEATURES[rows].clone().requires_grad_()
             loss = head.loss(features, TARGET[rows], criterion_of(name))
@@ -136,14 +140,14 @@ def _gradients_of_cases(mesh, rank, own, found):
                 found[f"{batch} {name} {key}"] = value.numpy()
     head = ShardedHead.from_linear(linear(), mesh=mesh, batch="split")
     nothing = slice(0, 0) if rank == 0 else slice(None)  # as at the end of an epoch
-    for key, rows in (("averaged", own), ("one has all", nothing)):
+    for key, rows in (("averaged", layouts["split"]), ("one has all", nothing)):
         features = FEATURES[rows].clone().requires_grad_()
         head.loss(features, TARGET[rows], criterion_of("all")).backward()
         found[key] = features.grad.numpy()
 
 
-def _predictions(mesh, own, found):
-    for batch, rows in (("replicated", slice(None)), ("split", own)):
+def _predictions(mesh, layouts, found):
+    for batch, rows in layouts.items():
         head = ShardedHead.from_linear(linear(), mesh=mesh, batch=batch)
         found[f"{batch} predicted"] = head.predict(FEATURES[rows]).numpy()
         found[f"{batch} adjusted"] = head.predict(FEATURES[rows], prior=PRIOR, tau=1.5).numpy()
@@ -159,10 +163,10 @@ def _in_a_process(rank, folder):
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     own = slice(0, SPLIT) if rank == 0 else slice(SPLIT, ROWS)
-    found = {}
-    _gradients_of_cases(mesh, rank, own, found)
-    _predictions(mesh, own, found)
-    for batch, rows in (("replicated", slice(None)), ("split", own)):
+    layouts, found = {"replicated": slice(None), "split": own}, {}
+    _gradients_of_cases(mesh, rank, layouts, found)
+    _predictions(mesh, layouts, found)
+    for batch, rows in layouts.items():
         torch.manual_seed(5)
         model = nn.Module()
         model.fc = ShardedHead(WIDTH, CLASSES, mesh=mesh, batch=batch)
@@ -196,14 +200,14 @@ def test_two_processes_have_the_loss_and_gradients_of_one(processes, name, batch
     close(np.concatenate(found["b"]), bias)
     if batch == "split":
         close(np.concatenate(found["f"]), features)
-        if name == "none":
-            close(np.concatenate(found["l"]), loss)
-            return
     else:
         for part in found["f"]:
             close(part, features)
-    assert np.array_equal(*found["l"])
-    close(found["l"][0], loss)
+    if batch == "split" and name == "none":
+        close(np.concatenate(found["l"]), loss)
+    else:
+        assert np.array_equal(*found["l"])
+        close(found["l"][0], loss)
 
 
 @pytest.mark.parametrize("key", ["averaged", "one has all"])
@@ -240,8 +244,8 @@ def test_training_in_slices_is_training(processes):
     model.fc = ShardedHead(WIDTH, CLASSES)
     found, optimizer = _train(model.fc, slice(None))
     for process in processes:
-        np.testing.assert_allclose(process["replicated losses"], found, rtol=1e-5)
-        np.testing.assert_allclose(process["split losses"], found, rtol=1e-5)
+        for batch in ("replicated", "split"):
+            np.testing.assert_allclose(process[f"{batch} losses"], found, rtol=1e-5)
     assert found[-1] < found[0]
     state = full_state_dict(model)
     state["momentum"] = optimizer.state[model.fc.weight]["momentum_buffer"]

@@ -18,7 +18,7 @@ from longtail.train.loop import new_network, run_epoch
 from longtail.train.plan import stream_seed
 from longtail.train.recipe import get_recipe, make_spec
 from longtail.train.streamed import Streaming, check_recipe, stream_logits
-from train_factory import COUNTS, HERE, SMALL, interrupt, same_files
+from train_factory import COUNTS, HERE, SMALL, resumed
 from train_factory import listed_spec as spec
 from train_factory import make_streamed as stepper
 
@@ -98,12 +98,8 @@ def test_logits_are_those_of_the_centres(data):
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(data, tmp_path):
-    made = spec(data, held_out=0.2)
-    whole = train(made, data.train, root=tmp_path / "a", streaming=HERE)
-    interrupt(made, data.train, epoch=2, root=tmp_path / "b", streaming=HERE)
-    again = train(made, data.train, root=tmp_path / "b", streaming=HERE)
-    assert same_files(whole, again)
-    assert again.record["facts"]["processes"] == 1
+    run = resumed(spec(data, held_out=0.2), data.train, tmp_path, epoch=2, streaming=HERE)
+    assert run.record["facts"]["processes"] == 1
 
 
 def expected_loss(features, fc, target, prior, drawn):

@@ -24,8 +24,9 @@ DISTILL = {"distill_weight": 0.8, "distill_temperature": 2.0}
 spec = partial(digits_spec, epochs=2)
 
 
-def student(teachers, seed=5, **overrides):
-    return with_teachers(spec("logit-adjusted", seed, **{**DISTILL, **overrides}), teachers)
+def student(teachers, seed=5, *, saved=False, **overrides):
+    made = spec("logit-adjusted", seed, **DISTILL | overrides)
+    return with_teachers(made, teachers, saved=saved)
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +99,20 @@ def test_a_killed_student_goes_on_to_the_same_bits(root, teachers, tmp_path):
     interrupt(one, DATA.train, root=tmp_path, epoch=3)
     run = train(one, DATA.train, root=tmp_path)
     assert len(run.record["resumed"]) == 1
-    assert same_files(run, whole, held_out=False)
+    assert same_files(run, whole)
+
+
+def rewritten(run, root, **options):
+    """A writer of a run with the same spec and data, without weights and logits."""
+    options |= {"prior": run.prior, "data": run.data, "class_names": run.class_names}
+    return RunWriter.create(root, run.spec, **options)
 
 
 def test_a_student_does_not_mix_teachers_that_were_trained_again(root, teachers, tmp_path):
     shutil.copytree(root / DATA.spec.name, tmp_path / DATA.spec.name)
     one, first = student(teachers, seed=8), teachers[0]
     interrupt(one, DATA.train, root=tmp_path, epoch=1)
-    options = {"prior": first.prior, "data": first.data, "class_names": first.class_names}
-    again = RunWriter.create(tmp_path, first.spec, force=True, **options)
+    again = rewritten(first, tmp_path, force=True)
     again.write_model({name: np.array(value) * 1.5 for name, value in first.model().items()})
     again.finish()
     with pytest.raises(RunError, match="begun with other weights of its teachers"):
@@ -140,11 +146,10 @@ def test_teachers_that_saw_what_the_student_holds_out_are_refused(teachers, tmp_
 def test_saved_logits_teach_as_networks_do(root, teachers, tmp_path):
     """On images as they are the two are the same, up to rounding; so is their mean, as one."""
     saved = [evaluate(run, DATA.train, split="train") for run in teachers]
-    one = student(teachers)
-    other = with_teachers(spec("logit-adjusted", 5, **DISTILL), saved, saved=True)
-    assert one.hash8 != other.hash8
     together = ensemble(saved, root=tmp_path, split="train")
-    mean = with_teachers(spec("logit-adjusted", 5, **DISTILL), [together], saved=True)
+    one, other = student(teachers), student(saved, saved=True)
+    mean = student([together], saved=True)
+    assert one.hash8 != other.hash8
     by_networks = train(one, DATA.train, root=root).model()
     by_logits = train(other, DATA.train, root=tmp_path, teachers=saved).model()
     by_mean = train(mean, DATA.train, root=tmp_path).model()
@@ -155,9 +160,8 @@ def test_saved_logits_teach_as_networks_do(root, teachers, tmp_path):
 
 def test_saved_logits_of_other_images_are_refused(teachers, tmp_path):
     first = teachers[0]
-    options = {"prior": first.prior, "data": first.data, "class_names": first.class_names}
-    bare = RunWriter.create(tmp_path, first.spec, **options).finish()
-    one = with_teachers(spec(**DISTILL), [bare], saved=True)
+    bare = rewritten(first, tmp_path).finish()
+    one = student([bare], saved=True)
     with pytest.raises(RunError, match="--split train"):
         TeacherPool([one], DATA.train, root=tmp_path)
     turned = DATA.train.take(np.arange(len(DATA.train))[::-1])
