@@ -395,7 +395,7 @@ def summary_table(settings: Sequence[Setting]) -> Table:
             f"each student (`{DISTILLED}`), last epoch. τ tuned: the logits are adjusted once more "
             "by a τ chosen on training images that the long-tailed subset leaves out. The settings "
             "of `strong` did best in a first trial that was judged on the test set; public code of "
-            "ProCo picks its epoch there, too, and of DDC we found the figure alone. – : not "
+            "ProCo picks its epoch there, too, and of DDC we found only the error. – : not "
             "trained."
         ),
     )
