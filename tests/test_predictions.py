@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -249,6 +250,7 @@ def test_numbers_per_class_by_position_or_name(folder, name, content, expected):
         (None, "9,1", "--counts has 2 numbers but there are 3 columns of scores"),
         (None, "x.txt", "must be numbers such as 900,90,10 or a file of them; there is no file"),
         ("c.json", '{"yak": 1}', "has the label 'yak', which is none of the classes"),
+        ("c.csv", "0,cat,9\n1,dog,1\n", "must have one column of numbers, or two: class and"),
     ],
 )
 def test_bad_numbers_per_class(folder, name, content, message):
@@ -325,6 +327,13 @@ def test_damaged_and_foreign_files(folder, scores):
         Path(f"cut-{name}").write_bytes(whole[: int(0.6 * len(whole))])
         with pytest.raises(InputError, match=f"cut-{name} can't be read"):
             read_through(f"cut-{name}", **FORMATS[name])
+    np.save("logits.npy", scores[0])
+    short = Path("logits.npy").read_bytes()[:-8]
+    with zipfile.ZipFile("short.npz", "w") as archive:  # what follows are no logits
+        archive.writestr("logits.npy", short)
+        archive.writestr("other.npy", short)
+    with pytest.raises(InputError, match="`logits` is smaller than its header says"):
+        open_predictions("short.npz")
 
 
 def test_bad_npz(folder, scores):

@@ -156,7 +156,7 @@ def test_classes_left_out_are_listed(cli, files):
 
 
 BAD = [
-    (["p.npz", "--counts", "900,90,0"], "class(es) 2 have no examples, so log π is inf"),
+    (["p.csv", "--counts", "900,90,0"], "class(es) emu have no examples, so log π is inf"),
     (["probs.npy", "--logits", "--labels", "y.npy", "--counts", COUNTS], "say so with --probs"),
     (["logits.npy", "--labels", "y.npy", "--counts", COUNTS], "what the scores are, with --logits"),
     (["p.npz"], "training examples per class are needed: pass --counts 900,90,10"),

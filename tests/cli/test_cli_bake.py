@@ -162,7 +162,7 @@ def test_a_run_with_another_head_is_refused(cli, tmp_path):
         (["m.onnx", "--undo", "--tau", 1], 2, "--undo has no use for --tau; leave it out"),
         (["m.onnx"], 1, "the numbers of training examples per class are needed"),
         (["m.onnx", "--counts", "9,1"], 1, "the last linear layer of 2 classes"),
-        (["m.onnx", "--counts", "900,90,0"], 1, "pass --smoothing 1.0 to count"),
+        (["m.onnx", "--counts", "900,90,0"], 1, "pass --smoothing 1 to count"),
         (["m.onnx", "--train-labels", "gap.npy"], 1, "class(es) 1 have no examples"),
         (["m.onnx", "--train-labels", "names.txt"], 1, "with --classes"),
         (["m.onnx", "--prior", "700,200,60"], 1, "which sum to 1, but these sum to 960"),

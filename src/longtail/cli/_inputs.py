@@ -117,7 +117,7 @@ def read_prior(
     """
     import numpy as np
 
-    from longtail._checks import InputError
+    from longtail._checks import InputError, class_words
     from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers
     from longtail.priors import ClassPrior
 
@@ -147,6 +147,12 @@ def read_prior(
         raise InputError(
             f"the numbers of training examples per class are needed: pass --counts 900,90,10, "
             f"--counts FILE or --train-labels FILE{otherwise}."
+        )
+    empty = np.flatnonzero(np.asarray(numbers) == 0)
+    if len(empty) and not smoothing:
+        raise InputError(
+            f"{source}: {class_words(empty, class_names)} have no examples, so log π is "
+            f"infinite; pass --smoothing 1 to count one more example of every class."
         )
     try:
         return ClassPrior.from_counts(numbers, smoothing=smoothing)

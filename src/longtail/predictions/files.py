@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv as text
 import io
+import math
 import shutil
 import tempfile
 import zipfile
@@ -461,11 +462,15 @@ def mapped_member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[An
             with archive.open(info) as packed:
                 shutil.copyfileobj(packed, file)
             file.seek(0)
+        start = file.tell()
         first = npy.read_magic(file) == (1, 0)
         header = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
         shape, fortran, dtype = header(file)
         if dtype.hasobject:
             raise ValueError(f"`{name}` holds Python objects; save names as text")
+        size = math.prod(shape) * dtype.itemsize
+        if size > info.file_size - (file.tell() - start):  # else what follows would be taken
+            raise ValueError(f"`{name}` is smaller than its header says")
         return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
 
 

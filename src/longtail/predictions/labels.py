@@ -86,7 +86,7 @@ class LabelEncoder:
                 f"shape is {array.shape} (of one-hot labels save argmax(axis=1))."
             )
         if array.dtype.kind == "S":
-            array = np.char.decode(array, "utf-8")
+            array = np.char.decode(array, "utf-8", "replace")
         if array.dtype.kind not in "iufUb":
             raise InputError(
                 f"{self.name}: labels must be whole numbers or names; their dtype is "
@@ -199,8 +199,11 @@ def _number_file(path: Path) -> Any:
         float(rows[0][-1])
     except ValueError:
         rows = rows[1:]  # names of the columns
-    if {len(row) for row in rows} == {1}:
+    widths = {len(row) for row in rows}
+    if widths == {1}:
         return [float(number) for (number,) in rows]
+    if widths != {2}:
+        raise ValueError("it must have one column of numbers, or two: class and number")
     return [(label, float(number)) for label, number in rows]
 
 

@@ -104,12 +104,12 @@ def read_record(folder: Path) -> dict[str, Any]:
         )
     try:
         record: dict[str, Any] = files.read_json(path)
-        version, whole = record["format"], record.get("checksum") == seal(record)["checksum"]
-    except (InputError, LookupError, TypeError) as error:
+        newer, whole = record["format"] > FORMAT, record.get("checksum") == seal(record)["checksum"]
+    except (ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path} was edited or damaged: {error}") from error
-    if version > FORMAT:
+    if newer:
         raise RunError(
-            f"{folder} has format {version}, which is newer than this longtail reads "
+            f"{folder} has format {record['format']}, which is newer than this longtail reads "
             f"({FORMAT}); run: pip install --upgrade longtail"
         )
     if not whole:
@@ -591,6 +591,8 @@ class RunWriter:
             tensors["index"] = _checks.labels(indices, name="indices")
         for key, values in tensors.items():
             _checks.same_length(scores, values, name=key)
+        if bias is not None and norms is None:  # it would be stored as the norms
+            raise InputError("`bias` needs the head's `norms` beside it.")
         head = [_checks.as_numpy(values) for values in (norms, bias) if values is not None]
         tensors |= dict(zip(("head_norms", "head_bias"), head, strict=False))
         others = {key: value for key, value in record["splits"].items() if key != split}
