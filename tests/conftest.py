@@ -66,6 +66,21 @@ def cli(capsys, monkeypatch, tmp_path):
 
 
 @pytest.fixture
+def ok(cli):
+    """Call the command line, which must end well; paths and JSON aside, it keeps to 80 columns."""
+
+    def call(*arguments, err=None):
+        result = cli(*arguments)
+        assert result.code == 0, result.err
+        assert err in (None, result.err)
+        plain = [line for line in result.out.splitlines() if "/" not in line]
+        assert "--json" in arguments or max(map(len, plain), default=0) <= 80
+        return result
+
+    return call
+
+
+@pytest.fixture
 def refused(cli):
     """Call the command line, which must refuse in one line on stderr; that line."""
 

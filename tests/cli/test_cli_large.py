@@ -56,7 +56,7 @@ def published(monkeypatch):
 
 
 @pytest.mark.parametrize("name", WRITE)
-def test_from_a_list_to_a_report(cli, published, name):
+def test_from_a_list_to_a_report(cli, published, name, ok):
     """By name, with the recipe of that name, lists apart from the images where there are lists."""
     published(name)
     WRITE[name](Path("disk"))
@@ -65,8 +65,7 @@ def test_from_a_list_to_a_report(cli, published, name):
         shutil.move(file, "lists")
     where = ("--data-dir", "lists", "--root", "disk")
     words = ("train", "--dataset", name, *where, "--method", "logit-adjusted")
-    result = cli(*words, *SMALL, *HERE)
-    assert result.code == 0, result.err
+    result = ok(*words, *SMALL, *HERE)
     recipe = "inaturalist" if name == "inaturalist" else "imagenet-lt"
     assert f"{name} (its own class sizes), recipe {recipe}" in result.out
     (run,) = find_runs(Path("runs"))
@@ -78,18 +77,16 @@ def test_from_a_list_to_a_report(cli, published, name):
     assert json.loads(again.out)["runs"][0]["examples"] == HELD * len(COUNTS)
 
 
-def test_what_is_printed_finds_the_images_again(cli, places):
+def test_what_is_printed_finds_the_images_again(ok, places):
     """Lists of one's own, apart from their images."""
     Path("lists").mkdir()
     for file in Path("spots").glob("*.txt"):
         shutil.move(file, "lists")
     words = ("--recipe", "imagenet-lt", "--method", "softmax", "--no-evaluate", *SMALL, *HERE)
-    trained = cli("train", "--dataset", "lists", "--root", "spots", *words)
-    assert trained.code == 0, trained.err
+    trained = ok("train", "--dataset", "lists", "--root", "spots", *words)
     command = shlex.split(trained.out.splitlines()[-1].partition(": longtail ")[2])
     assert command[2:] == ["--dataset", "lists", "--root", "spots"]
-    judged = cli(*command, *HERE)
-    assert judged.code == 0, judged.err
+    ok(*command, *HERE)
 
 
 @pytest.fixture
@@ -102,18 +99,17 @@ def train(cli, *words):
     return cli(*first, *SMALL, *HERE, *words)
 
 
-def test_the_validation_set_serves_to_choose_tau(cli, places):
+def test_the_validation_set_serves_to_choose_tau(cli, places, ok):
     assert train(cli, "--no-evaluate").code == 0
     (run,) = find_runs(Path("runs"))
-    result = cli("evaluate", run.folder, "--split", "val", "--dataset", "spots", *HERE)
-    assert result.code == 0, result.err
+    ok("evaluate", run.folder, "--split", "val", "--dataset", "spots", *HERE)
     tuned = cli("tune", run.folder, "--split", "val", "--json")
     assert 0 <= json.loads(tuned.out)["tau"] <= 4
     assert Run.open(run.folder).splits == ("val",)
 
 
 @pytest.mark.parametrize("classifier", ["whole", "sharded"])
-def test_errors_without_logits(cli, places, monkeypatch, classifier):
+def test_errors_without_logits(cli, places, monkeypatch, classifier, ok):
     """For label spaces whose logits are too large to keep, which is said before training."""
     monkeypatch.setattr(evaluation, "LARGEST_LOGITS", 4 * 6 * 3 - 1)  # of the test set, but one
     option = f"--set=classifier={classifier}"
@@ -126,14 +122,13 @@ def test_errors_without_logits(cli, places, monkeypatch, classifier):
     (run,) = find_runs(Path("runs"))
     words = ("evaluate", run.folder, "--dataset", "spots", *HERE)
     assert "--errors-only" in cli(*words).err
-    shown = cli(*words, "--errors-only", "--json")
-    assert shown.code == 0, shown.err
+    shown = ok(*words, "--errors-only", "--json")
     assert Run.open(run.folder).splits == ()
     monkeypatch.setattr(evaluation, "LARGEST_LOGITS", 4 * 6 * 3)
     assert json.loads(cli(*words, "--json").out)["runs"] == json.loads(shown.out)["runs"]
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_does(cli, places, monkeypatch):
+def test_an_interrupted_run_says_how_to_go_on_and_does(cli, places, monkeypatch, ok):
     original = streaming.StreamedImages.__getitems__
 
     def dying(self, request):
@@ -149,8 +144,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(cli, places, monkeypatch)
     assert "a worker process that decodes images died" in result.err
     monkeypatch.setattr(streaming.StreamedImages, "__getitems__", original)
     (folder,) = Path("runs/spots").iterdir()
-    resumed = cli("train", "--resume", folder, "--dataset", "spots", *HERE)
-    assert resumed.code == 0, resumed.err
+    ok("train", "--resume", folder, "--dataset", "spots", *HERE)
     assert [line["epoch"] for line in Run.open(folder).log()] == [1, 2, 3]
 
 
@@ -177,8 +171,6 @@ def test_options_that_would_do_nothing_are_refused(cli, places, dataset, option)
     assert not Path("runs").exists()
 
 
-def test_a_recipe_for_images_in_memory_does_not_fit_lists(cli, places):
+def test_a_recipe_for_images_in_memory_does_not_fit_lists(refused, places):
     words = ("train", "--dataset", "spots", "--method", "softmax", *HERE)
-    result = cli(*words, "--recipe", "tuned")
-    assert result.code == 1
-    assert "photographs on disk need an `image_size`" in result.err
+    assert "photographs on disk need an `image_size`" in refused(*words, "--recipe", "tuned")

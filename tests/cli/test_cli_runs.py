@@ -10,13 +10,12 @@ from run_factory import make_run, make_spec, make_writer
 RUNS = Path("runs")
 
 
-def test_the_list_shows_each_run_and_its_state(cli):
+def test_the_list_shows_each_run_and_its_state(ok):
     make_run(RUNS, make_spec(seed=0))
     make_writer(RUNS, make_spec(seed=1))
     edited = make_run(RUNS, make_spec(seed=2)).folder / "run.json"
     edited.write_text(edited.read_text().replace("90", "91"))
-    result = cli("runs", "list")
-    assert result.code == 0
+    result = ok("runs", "list")
     lines = result.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1].strip() == "runs/digits-lt"
@@ -40,23 +39,21 @@ def test_the_shown_error_is_the_balanced_error(cli):
     assert document["spec"] == json.loads(json.dumps(run.spec.to_json()))
 
 
-def test_a_run_by_a_part_of_its_name(cli):
+def test_a_run_by_a_part_of_its_name(cli, refused):
     one, two = make_run(RUNS, make_spec(seed=0)), make_run(RUNS, make_spec(seed=1))
     assert cli("runs", "show", one.spec.hash8).out.startswith(one.folder.as_posix())
     assert cli("runs", "show", "s1-").out.startswith(two.folder.as_posix())
-    result = cli("runs", "show", "digits")
-    assert result.code == 1
-    assert "'digits' fits 2 runs in runs: digits-lt/logit-adjusted-s0-" in result.err
+    said = refused("runs", "show", "digits")
+    assert "'digits' fits 2 runs in runs: digits-lt/logit-adjusted-s0-" in said
     result = cli("runs", "show", "zzz")
     assert "zzz is not a run folder" in result.err
 
 
-def test_packing_and_unpacking(cli):
+def test_packing_and_unpacking(cli, ok, refused):
     one = make_run(RUNS, make_spec(seed=0))
     make_run(RUNS, make_spec(seed=1))
     make_writer(RUNS, make_spec(seed=2))
-    result = cli("runs", "pack", "runs", "--out", "a.tar.gz")
-    assert result.code == 0
+    result = ok("runs", "pack", "runs", "--out", "a.tar.gz")
     assert re.fullmatch(r"a\.tar\.gz: 2 runs, \d+(\.\d)? k?B\n", result.out)
     assert "left out runs/digits-lt/logit-adjusted-s2-" in result.err
 
@@ -64,9 +61,7 @@ def test_packing_and_unpacking(cli):
     assert result.out.splitlines()[0] == f"copy/{one.name}"
     assert [run.spec.seed for run in find_runs("copy")] == [0, 1]
     assert not find_runs("copy")[0].has_model
-    result = cli("runs", "unpack", "a.tar.gz", "--root", "copy")
-    assert result.code == 1
-    assert "pass --force" in result.err
+    assert "pass --force" in refused("runs", "unpack", "a.tar.gz", "--root", "copy")
     assert cli("runs", "unpack", "a.tar.gz", "--root", "copy", "--force", "--json").code == 0
 
 

@@ -59,11 +59,10 @@ def test_every_method_and_seed_is_trained_and_judged(cohort):
     assert 100 * softmax["test"]["deviation"] == pytest.approx(np.std(errors, ddof=1))
 
 
-def test_the_same_command_finds_everything_done_and_prints_the_table(cohort, cli, monkeypatch):
+def test_the_same_command_finds_everything_done_and_prints_the_table(cohort, ok, monkeypatch):
     words, _, document = cohort
     monkeypatch.setattr(engine, "run_epoch", lambda *_, **__: pytest.fail("trained again"))
-    result = cli(*words)
-    assert result.code == 0
+    result = ok(*words)
     assert result.err == "Nothing to train: 4 runs finished already (--force: again).\n"
     title, _, softmax, adjusted, *_ = result.out.splitlines()
     assert title == "digits-lt (exp, imbalance ratio 50), recipe digits"
@@ -92,22 +91,20 @@ def test_a_run_does_not_depend_on_its_cohort_and_force_trains_again(cohort, cli,
     assert epochs == [1, 2]
 
 
-def test_the_command_that_judges_says_where_data_of_ones_own_are(cli):
+def test_the_command_that_judges_says_where_data_of_ones_own_are(cli, ok):
     for split in ("train", "test"):
         write_folder(Path("my birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
     words = ("--set", "epochs=1", "--device", "cpu", "--method", "softmax", "--no-evaluate")
-    trained = cli("train", "--dataset", "my birds", "--recipe", "digits", *words, "--out", "a b")
-    assert trained.code == 0, trained.err
+    trained = ok("train", "--dataset", "my birds", "--recipe", "digits", *words, "--out", "a b")
     command = shlex.split(trained.out.splitlines()[-1].partition(": longtail ")[2])
     assert command[-2:] == ["--dataset", "my birds"]
     assert cli(*command).code == 0
 
 
-def test_a_held_out_part_is_judged_beside_the_test_set(cli):
+def test_a_held_out_part_is_judged_beside_the_test_set(cli, ok):
     words = (*DIGITS, "--held-out", 0.2, "--method")
     assert "longtail tune" not in cli(*words, "balanced", "--out", "other").out
-    result = cli(*words, "softmax")
-    assert result.code == 0
+    result = ok(*words, "softmax")
     (run,) = find_runs("runs")
     assert run.spec.dataset.held_out == 0.2
     assert run.prior.counts.sum() < len(load_digits_lt().train)
@@ -136,22 +133,20 @@ def test_a_folder_of_images_takes_a_recipe_by_name(cli):
     assert run.prior.counts.tolist() == [8, 3]
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_again(cli, monkeypatch):
+def test_a_run_killed_before_its_first_checkpoint_begins_again(cli, monkeypatch, ok):
     words = (*DIGITS, "--method", "softmax", "--no-evaluate")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "EpochEnd", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert "1 begun but not saved yet" in " ".join(cli(*words).err.split())
-    again = cli(*words)
-    assert again.code == 0
+    again = ok(*words)
     assert "continued" not in again.err
 
 
 @pytest.mark.parametrize(
     ("method", "twice"), [("logit-adjusted+drw", True), ("softmax+drw", False)]
 )
-def test_weights_on_top_of_a_loss_that_needs_none_are_told(cli, method, twice):
+def test_weights_on_top_of_a_loss_that_needs_none_are_told(ok, method, twice):
     words = ("--set", "warmup_epochs=1", "--no-evaluate", "--method", method)
-    result = cli(*DIGITS, *words)
-    assert result.code == 0, result.err
+    result = ok(*DIGITS, *words)
     assert (f"warning: {method} corrects for class frequencies twice" in result.err) is twice
     assert ("warning" in result.err) is twice

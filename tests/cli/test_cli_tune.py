@@ -25,9 +25,16 @@ def problem(cli):
     return logits, target, prior
 
 
-def test_the_result_is_that_of_tune_tau(cli, problem):
-    result = cli("tune", "held-out.npz", "--counts", "900,90,10")
-    assert (result.code, result.err) == (0, "")
+@pytest.fixture
+def plain(problem):
+    """A finished run of plain softmax that has those logits of its test set."""
+    logits, target, prior = problem
+    spec = make_spec(method="softmax")
+    return make_run(Path("runs"), spec, logits=logits, target=target, prior=prior)
+
+
+def test_the_result_is_that_of_tune_tau(cli, problem, ok):
+    result = ok("tune", "held-out.npz", "--counts", "900,90,10", err="")
     assert result.out == str(tune_tau(*problem)) + "\n"
     document = json.loads(cli("tune", "held-out.npz", "--counts", "900,90,10", "--json").out)
     assert document == json.loads(json.dumps(tune_tau(*problem).to_dict()))
@@ -39,45 +46,26 @@ def test_options_reach_the_library(cli, problem):
     np.savez("all.npz", logits=logits, target=target, counts=COUNTS, norms=norms, bias=bias)
     words = ["--method", "weight-normalization", "--bias-mode", "drop", "--bounds", "0.5", "2"]
     result = cli("tune", "all.npz", *words, "--bootstrap", 20, "--seed", 3, "--curve", 5, "--json")
-    expected = tune_normalization(
-        logits,
-        target,
-        norms=norms,
-        bias=bias,
-        bias_mode="drop",
-        bounds=(0.5, 2.0),
-        n_bootstrap=20,
-        random_state=3,
-    )
+    options = {"bias_mode": "drop", "bounds": (0.5, 2.0), "n_bootstrap": 20, "random_state": 3}
+    expected = tune_normalization(logits, target, norms=norms, bias=bias, **options)
     assert json.loads(result.out) == json.loads(json.dumps(expected.to_dict(curve_points=5)))
 
 
-def test_a_run_folder_brings_everything(cli, problem):
-    logits, target, prior = problem
-    plain = make_spec(method="softmax")
-    run = make_run(Path("runs"), plain, logits=logits, target=target, prior=prior)
-    result = cli("tune", run.folder)
-    assert result.code == 1
-    assert (
-        "no logits of the split 'held-out'; choose one that is there with --split (t" in result.err
-    )
-
-    RunWriter.reopen(run.folder).write_logits("held-out", logits, target)
-    result = cli("tune", run.folder, "--json")
-    assert result.err == ""
+def test_a_run_folder_brings_everything(ok, problem, plain):
+    RunWriter.reopen(plain.folder).write_logits("held-out", *problem[:2])
+    result = ok("tune", plain.folder, "--json", err="")
     assert json.loads(result.out)["tau"] == tune_tau(*problem).tau
     words = ["--split", "test", "--method", "weight-normalization", "--json"]
     expected = tune_normalization(*problem[:2], norms=[1.0, 2.0, 3.0])
-    assert json.loads(cli("tune", run.folder, *words).out)["tau"] == expected.tau
+    assert json.loads(ok("tune", plain.folder, *words).out)["tau"] == expected.tau
 
 
-def test_the_labels_of_a_run_are_positions_also_where_classes_are_called_numbers(cli, problem):
+def test_the_labels_of_a_run_are_positions_also_where_classes_are_called_numbers(cli, problem, ok):
     names = ["2", "0", "1"]
     logits, target, prior = problem
     spec = make_spec(method="softmax")
     run = make_run(Path("runs"), spec, logits=logits, target=target, prior=prior, class_names=names)
-    result = cli("tune", run.folder, "--split", "test", "--json")
-    assert result.code == 0, result.err
+    result = ok("tune", run.folder, "--split", "test", "--json")
     assert json.loads(result.out)["tau"] == tune_tau(*problem).tau
     assert cli("adjust", run.folder, "--split", "test", "--tau", 0, "--out", "out.npz").code == 0
     with np.load("out.npz") as saved:
@@ -110,15 +98,11 @@ def test_a_development_set_may_lack_the_largest_class(cli, problem):
     ],
 )
 def test_logits_that_should_not_choose_tau_are_called_what_they_are(
-    cli, problem, command, split, said
+    ok, problem, plain, command, split, said
 ):
-    logits, target, prior = problem
-    spec = make_spec(method="softmax")
-    run = make_run(Path("runs"), spec, logits=logits, target=target, prior=prior)
     if split != "test":
-        RunWriter.reopen(run.folder).write_logits(split, logits, target)
-    result = cli(command, run.folder, "--split", split)
-    assert result.code == 0
+        RunWriter.reopen(plain.folder).write_logits(split, *problem[:2])
+    result = ok(command, plain.folder, "--split", split)
     assert said in result.err
     assert bool(said) == bool(result.err)
 
@@ -141,13 +125,6 @@ def test_bad_input_is_one_line(refused, problem, words, message):
     assert message in refused("tune", *words)
 
 
-def in_need_of_nothing(method, problem, root="runs"):
-    logits, target, prior = problem
-    run = make_run(Path(root), make_spec(method=method), prior=prior)
-    RunWriter.reopen(run.folder).write_logits("held-out", logits, target)
-    return run.folder
-
-
 TWICE = "which already aims at the balanced error: adjusting its logits favours the rare classes tw"
 
 
@@ -163,13 +140,14 @@ TWICE = "which already aims at the balanced error: adjusting its logits favours 
         ("softmax", False),
     ],
 )
-def test_a_run_that_needs_no_adjustment_warns(cli, problem, command, method, twice):
+def test_a_run_that_needs_no_adjustment_warns(ok, problem, command, method, twice):
     name, _, tau = method.partition(":tau=")
     part = Part(name, {"tau": float(tau)} if tau else {})
-    folder = in_need_of_nothing(part, problem)
+    logits, target, prior = problem
+    folder = make_run(Path("runs"), make_spec(method=part), prior=prior).folder
+    RunWriter.reopen(folder).write_logits("held-out", logits, target)
     for words in ([], ["--json"]):
-        result = cli(command, folder, *words)
-        assert result.code == 0
+        result = ok(command, folder, *words)
         assert (f"longtail: warning: {folder} was trained with {name}, {TWICE}" in result.err) is (
             twice
         )
@@ -178,17 +156,16 @@ def test_a_run_that_needs_no_adjustment_warns(cli, problem, command, method, twi
 
 
 @pytest.mark.parametrize("command", ["tune", "adjust"])
-def test_a_run_without_a_held_out_part_is_told_what_it_can_do(cli, problem, command):
+def test_a_run_without_a_held_out_part_is_told_what_it_can_do(ok, refused, problem, command):
     logits, target, prior = problem
     whole = DataSpec("digits-lt", profile="exp", imbalance_ratio=50.0)
     spec = make_spec(method="softmax", dataset=whole)
     run = make_run(Path("runs"), spec, logits=logits, target=target, prior=prior)
-    result = cli(command, run.folder)
-    assert result.err == (
-        f"longtail: error: {run.folder} has no logits of the split 'held-out'; choose one that is "
-        f"there with --split (test), or make them: longtail evaluate {run.folder} --split dev\n"
+    assert refused(command, run.folder) == (
+        f"{run.folder} has no logits of the split 'held-out'; choose one that is there with "
+        f"--split (test), or make them: longtail evaluate {run.folder} --split dev"
     )
     # Both ways out are ways.
-    assert cli(command, run.folder, "--split", "test").code == 0
+    ok(command, run.folder, "--split", "test")
     RunWriter.reopen(run.folder).write_logits("dev", logits, target)
-    assert cli(command, run.folder, "--split", "dev").code == 0
+    ok(command, run.folder, "--split", "dev")
