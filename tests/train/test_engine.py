@@ -1,3 +1,5 @@
+import gc
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -7,6 +9,7 @@ import torch
 
 from longtail import InputError
 from longtail.runs.folder import RunError
+from longtail.train import engine
 from longtail.train.engine import evaluate, train, train_cohort, validate
 from longtail.train.recipe import get_recipe
 from train_factory import DIGITS as DATA
@@ -64,6 +67,22 @@ def test_neighbours_do_not_change_a_run(cohort, tmp_path):
     assert alone.spec == together.spec
     for name, weight in alone.model().items():
         np.testing.assert_array_equal(weight, together.model()[name])
+
+
+def test_a_finished_run_is_freed_before_the_next_begins(tmp_path, monkeypatch):
+    begun = []
+
+    class Training(engine.Training):
+        def __init__(self, *args, **options):
+            gc.collect()
+            assert [one for one in begun if one() is not None] == []
+            begun.append(weakref.ref(self))
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(engine, "Training", Training)
+    specs = [spec(seed=s, epochs=1, warmup_epochs=0) for s in (0, 1, 2)]
+    train_cohort(specs, DATA.train, root=tmp_path)
+    assert len(begun) == 3
 
 
 def test_seeds_differ_and_methods_share_their_start():

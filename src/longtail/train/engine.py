@@ -233,10 +233,10 @@ def train_cohort(
                 for folder in wave
                 if states[folder] != "finished"
             ]
-            groups = []
-            for alike in _alike(jobs) if len(jobs) > 1 else [jobs] * len(jobs):
-                training = _place(alike, data, pool, weights, device, world, streaming)
-                groups.append(_Group(alike, training))
+            groups = [
+                _Group(alike, _place(alike, data, pool, weights, device, world, streaming))
+                for alike in (_alike(jobs) if len(jobs) > 1 else [jobs] * len(jobs))
+            ]
             while active := [group for group in groups if not group.done]:
                 began = time.monotonic()
                 losses = run_epoch(
@@ -278,8 +278,8 @@ def train_cohort(
                 for member, job in enumerate(group.jobs):
                     if not job.diverged:
                         _finish(job, group.training, member, len(group.jobs), world)
+                group.training = None  # memory and workers, before the next ones take theirs
             diverged += [job.folder for job in jobs if job.diverged]
-            groups.clear()  # memory and workers, before the next ones take theirs
     world.tell()  # what the first process wrote: all must find the same runs finished
     if diverged:
         rest = " The others are finished." if len(diverged) < len(folders) else ""
