@@ -159,6 +159,11 @@ def test_the_evaluation_by_hand():
     assert found.to_dict()["empty"] == 0.2
 
 
+def test_scores_are_not_sets():
+    with pytest.raises(InputError, match="of scores"):
+        evaluate_sets(np.full((2, 2), 0.5), [0, 1])
+
+
 def test_the_macro_interval_holds_the_truth_as_often_as_it_says():
     random, truth, counts = np.random.default_rng(0), np.array([0.95, 0.9, 0.7]), [200, 40, 15]
     target = np.repeat(np.arange(3), counts)

@@ -551,6 +551,7 @@ def test_what_favours_rare_classes_already_is_seen(model, said):
     "model",
     [
         LogisticRegression(),
+        LogisticRegression(class_weight={0: 1, 1: 1.0, 2: 1}),
         CalibratedClassifierCV(WEIGHTED, cv=2),  # learns the frequencies again
         GaussianNB(priors=[0.89, 0.1, 0.01]),
         Settings(auto_class_weights="None", class_weights=None, is_unbalance=False),

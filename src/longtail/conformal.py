@@ -270,7 +270,10 @@ def evaluate_sets(sets: Any, target: Any, *, level: float = 0.95) -> SetEvaluati
         >>> found.per_class, found.macro, found.sizes
         (array([1. , 0.5]), 0.75, array([1, 2, 1, 1]))
     """
-    members = _checks.as_numpy(sets).astype(bool)
+    members = _checks.as_numpy(sets)
+    if members.dtype.kind == "f":
+        raise InputError("`sets` must be boolean; of scores `PredictionSets` makes sets.")
+    members = members.astype(bool)
     labels = _checks.labels(target, num_classes=members.shape[1])
     _checks.same_length(members, labels, name="sets")
     level = _checks.fraction(level, name="level", below_one=True)

@@ -10,7 +10,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -473,7 +473,8 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
     settings: Any = model.get_params(deep=False) if hasattr(model, "get_params") else {}
     for setting in ("class_weight", "class_weights", "auto_class_weights", "is_unbalance"):
         value = settings.get(setting)
-        if str(value) not in ("None", "False"):
+        even = isinstance(value, Mapping) and set(value.values()) == {1}
+        if str(value) not in ("None", "False") and not even:
             yield f"{name} weighs classes itself ({setting}={value!r})", f"leave {setting} out"
     weight = settings.get("scale_pos_weight") or 1.0
     # Above 1 it favours the second class, below 1 the first.
