@@ -108,9 +108,18 @@ def same_files(run, other):
     return all((run.folder / n).read_bytes() == (other.folder / n).read_bytes() for n in names)
 
 
-def step_together(steppers, alone, *, rtol):
+def step_together(together, alone, *, rtol):
     """Step two epochs; the losses of the runs that step as one are those that each has alone."""
     for epoch in range(2):
-        losses = run_epoch([steppers], [epoch])[0]
+        losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=rtol)
+
+
+def assert_uniform(drawn, count):
+    """Numbers below `count`, each as often as the others: chi-square, five standard deviations."""
+    counts = torch.bincount(drawn, minlength=count).double()
+    assert len(counts) == count
+    expected = len(drawn) / count
+    chi = float(((counts - expected) ** 2 / expected).sum())
+    assert chi < count - 1 + 5 * (2 * (count - 1)) ** 0.5

@@ -9,6 +9,7 @@ from longtail.train.augment import (
     normalize,
     plan_crop_flip,
 )
+from train_factory import assert_uniform
 
 
 def plan(count, seed=0, **settings):
@@ -70,11 +71,7 @@ def test_the_plan_is_uniform_and_its_own():
     dy, dx, flip = plan(90_000)
     assert torch.equal(state, torch.random.get_rng_state())
     for part, values in ((dy, 9), (dx, 9), (flip, 2)):
-        counts, expected = torch.bincount(part, minlength=values).double(), 90_000 / values
-        assert len(counts) == values
-        # chi-square, five standard deviations
-        chi = float(((counts - expected) ** 2 / expected).sum())
-        assert chi < (values - 1) + 5 * (2 * (values - 1)) ** 0.5
+        assert_uniform(part, values)
     for one, two in ((dy, dx), (dy, flip), (dx, flip)):
         assert abs(np.corrcoef(one, two)[0, 1]) < 5 / 90_000**0.5
     assert not torch.equal(dy, plan(90_000, seed=1)[0])

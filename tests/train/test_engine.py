@@ -24,30 +24,25 @@ def network(method="softmax", seed=0):
 
 
 @pytest.mark.parametrize(
-    ("drop_last", "sizes"), [(True, {4: [4, 4], 5: [5, 5]}), (False, {4: [4, 4, 2], 16: [10]})]
+    ("drop_last", "size", "sizes"),
+    [(True, 4, [4, 4]), (True, 5, [5, 5]), (False, 4, [4, 4, 2]), (False, 16, [10])],
 )
-def test_the_last_batch_is_dropped_where_the_recipe_says_so(drop_last, sizes):
-    images = make_images((7, 2, 1))
-
-    def planner(size):
-        return make_planner(get_recipe("digits", batch_size=size, drop_last=drop_last), images)
-
-    for size, expected in sizes.items():
-        assert planner(size).batch_sizes == expected
-        plan = planner(size).plan(0)
-        assert (len(plan.rates), len(plan.images.rows)) == (len(expected), sum(expected))
-    if drop_last:
-        with pytest.raises(InputError, match="has 10 examples, fewer than one batch of 16"):
-            planner(16)
+def test_the_last_batch_is_dropped_where_the_recipe_says_so(drop_last, size, sizes):
+    recipe = get_recipe("digits", batch_size=size, drop_last=drop_last)
+    planner = make_planner(recipe, make_images((7, 2, 1)))
+    plan = planner.plan(0)
+    assert planner.batch_sizes == sizes
+    assert (len(plan.rates), len(plan.images.rows)) == (len(sizes), sum(sizes))
 
 
-def test_a_batch_of_one_is_refused_where_batch_norm_can_not_take_it():
-    """Of images of 32 x 32 the ImageNet networks make maps of one pixel."""
-    images = make_images((5, 3, 1), side=32)
+def test_batches_that_can_not_be_made_are_refused():
+    with pytest.raises(InputError, match="has 10 examples, fewer than one batch of 16"):
+        make_planner(get_recipe("digits", batch_size=16, drop_last=True), make_images((7, 2, 1)))
+    # Of images of 32 x 32 the ImageNet networks make maps of one pixel.
     one = spec(model="resnet18", batch_size=4, epochs=1, warmup_epochs=0)
     advice = "the last batch of an epoch would have 1 of 9 .* set drop_last=true or another"
     with pytest.raises(InputError, match=advice):
-        validate([one], images)
+        validate([one], make_images((5, 3, 1), side=32))
 
 
 @pytest.fixture(scope="module")

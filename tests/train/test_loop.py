@@ -7,10 +7,10 @@ from scipy.special import log_softmax
 from torch.nn import functional as F
 
 from longtail.train.distillation import distillation_loss
-from longtail.train.loop import new_network, run_epoch
-from longtail.train.optimizers import make_optimizer
+from longtail.train.loop import new_network, run_epoch, take_step
 from longtail.train.recipe import get_recipe
-from train_factory import CPU, make_images, make_planner, make_stepper, step_together
+from longtail.train.sam import SAM
+from train_factory import make_images, make_planner, make_stepper, step_together
 
 IMAGES = make_images()
 METHODS = ("softmax", "logit-adjusted", "softmax+drw:start=1", "equalized-threshold:threshold=0.2")
@@ -43,10 +43,18 @@ def gaps(together, member, one):
     ]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
-def test_runs_that_step_as_one_train_as_each_would_alone(optimizer):
-    settings = {"optimizer": optimizer, "lr": 0.001}
-    planners = [planner(method, seed, **settings) for seed, method in enumerate(METHODS)]
+# Where runs have decays of their own, these are most of a step: a neighbour's would show.
+DECAYS = [{"weight_decay": value} for value in (5.0, 0.5, 20.0, 2.0)]
+WAYS = {name: [{"optimizer": name}] * 4 for name in ("sgd", "nesterov", "adam")}
+WAYS |= {"decays": DECAYS, "decays not of norms": [way | {"decay": "not-norm"} for way in DECAYS]}
+
+
+@pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+def test_runs_that_step_as_one_train_as_each_would_alone(ways):
+    planners = [
+        planner(method, seed, lr=0.001, **way)
+        for seed, (method, way) in enumerate(zip(METHODS, ways, strict=True))
+    ]
     together, alone = stepper(*planners), [stepper(one) for one in planners]
     step_together(together, alone, rtol=2e-4)
     for member, one in enumerate(alone):
@@ -56,7 +64,7 @@ def test_runs_that_step_as_one_train_as_each_would_alone(optimizer):
         assert np.median(shares) < 0.01, (member, shares)
 
 
-def test_a_runs_state_travels_from_a_team_to_a_run_alone_and_back():
+def test_a_runs_state_goes_from_stacked_to_alone_and_back():
     planners = [planner("softmax", 0), planner("logit-adjusted", 1)]
     together, alone, back = stepper(*planners), stepper(planners[1]), stepper(*planners)
     run_epoch([together], [0])
@@ -69,60 +77,62 @@ def test_a_runs_state_travels_from_a_team_to_a_run_alone_and_back():
     assert run_epoch([alone], [1])[0][0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def crop_by_hand(plan, n):
-    """An image of a plan, padded by two pixels, cropped and flipped."""
-    padded = np.pad(IMAGES.images[plan.rows[n]], ((0, 0), (2, 2), (2, 2)))
-    crop = padded[:, plan.dy[n] : plan.dy[n] + 8, plan.dx[n] : plan.dx[n] + 8]
-    return crop[:, :, ::-1] if plan.flip[n] else crop
+STEPS = {
+    "sgd": {"optimizer": "sgd"},
+    "nesterov": {"optimizer": "nesterov"},
+    "decay": {"decay": "not-norm"},
+    "sam": {"sam_rho": 0.5},
+    "head": {"head_lr": 10.0},
+    "frozen": {"head_lr": 10.0, "freeze_backbone": True},
+}
 
 
-def test_the_first_step_by_hand():
-    """One batch of everything, through torch's own SGD."""
-    planned = planner("logit-adjusted", crop_padding=2, batch_size=47)
-    one, settings, plan = stepper(planned), planned.recipe, planned.plan(0).images
-    network = new_network(settings, IMAGES, seed=0)
-    batch = np.stack([crop_by_hand(plan, n) for n in range(len(plan.rows))]) / 255
-    mean, std = (np.reshape(v, (3, 1, 1)) for v in (settings.mean, settings.std))
-    images = torch.from_numpy((batch - mean) / std).float()
-    logits = network(images).double() + torch.tensor(IMAGES.prior.log_probs)
-    loss = F.cross_entropy(logits, torch.from_numpy(IMAGES.labels)[plan.rows])
-    loss.backward()
-    rate = settings.lr  # one step an epoch and one warm-up epoch: the first step is at the peak
-    expected = {
-        name: value.detach() - rate * (value.grad + settings.weight_decay * value.detach())
+@pytest.mark.parametrize("settings", STEPS.values(), ids=STEPS)
+def test_steps_are_those_of_torchs_optimizer(settings):
+    """In float64, on the images of an epoch, which `test_ingredients` has by hand."""
+    others = {"batch_size": 24, "lr": 0.01, "weight_decay": 0.1, "crop_padding": 2}
+    one = stepper(planner("logit-adjusted", **others, **settings))
+    recipe, plan, frozen = one.recipe, one.planners[0].plan(0), "freeze_backbone" in settings
+    network = new_network(recipe, IMAGES, seed=0).double().train(not frozen)
+    groups = [
+        {
+            "params": [value],
+            "factor": settings.get("head_lr", 1.0) if name.startswith("fc.") else 1.0,
+            "weight_decay": 0.0 if "decay" in settings and "bn" in name else 0.1,
+        }
         for name, value in network.named_parameters()
-    }
-    assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-4)
-    for name, value in one.model.named_parameters():
-        torch.testing.assert_close(value.detach(), expected[name], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("decay", ["all", "not-norm"])
-def test_runs_with_weight_decays_of_their_own(decay):
-    """So large that it is most of a step: a neighbour's would show."""
-    planners = [
-        planner("softmax", seed, weight_decay=one, decay=decay, lr=0.001)
-        for seed, one in enumerate((5.0, 0.5, 20.0))
+        if name.startswith("fc.") or not frozen
     ]
-    together, alone = stepper(*planners), [stepper(one) for one in planners]
-    for _ in range(2):
-        run_epoch([together, *alone], [0] * 4)
-    for member, one in enumerate(alone):
-        own = together.network(member).state_dict()
-        start = new_network(recipe(), IMAGES, seed=member).state_dict()
-        for name, value in one.model.named_parameters():
-            moved = float((value.detach() - start[name]).double().norm())
-            if moved > 0.01:
-                gap = float((own[name] - value.detach()).double().norm())
-                assert gap < 0.05 * moved, (member, name)
+    nesterov = settings.get("optimizer") == "nesterov"
+    sgd = torch.optim.SGD(groups, lr=1.0, momentum=0.9, nesterov=nesterov)
+    sam = SAM(sgd, rho=settings["sam_rho"], model=network) if "sam_rho" in settings else None
 
+    def closure():
+        sgd.zero_grad()
+        logits = network(images) + torch.tensor(IMAGES.prior.log_probs)
+        loss = F.cross_entropy(logits, labels)
+        loss.backward()
+        return loss
 
-def test_decay_can_leave_batch_norm_out():
-    network = new_network(recipe(), IMAGES, seed=0)
-    optimizer = make_optimizer(network, recipe(decay="not-norm"), CPU)
-    decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
-    for name, value in network.named_parameters():
-        assert (id(value) in decayed) == ("bn" not in name), name
+    one.load(0)
+    mean = 0.0
+    places = torch.arange(len(plan.images.rows)).split(24)
+    for number, (place, rate) in enumerate(zip(places, plan.rates.tolist(), strict=True)):
+        take_step(one, number)
+        images = one.now.inputs[place, :, :, 0].permute(0, 3, 1, 2).double()
+        labels = torch.from_numpy(IMAGES.labels)[plan.images.rows[place]]
+        for group in sgd.param_groups:
+            group["lr"] = rate * group["factor"]
+        mean += float((sam or sgd).step(closure).detach()) * len(place) / len(IMAGES.labels)
+    assert one.mean_losses()[0] == pytest.approx(mean, rel=1e-4)
+    found = one.model.state_dict()
+    first = new_network(recipe, IMAGES, seed=0).double().state_dict()
+    for name, value in network.state_dict().items():
+        if torch.equal(value, first[name]):
+            assert torch.equal(found[name].double(), value), name
+        else:
+            gap = (found[name] - value).double().norm()
+            assert gap < 2e-3 * (value - first[name]).double().norm(), name
 
 
 def test_what_a_loss_draws_depends_on_the_run_and_the_epoch():

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from data_factory import photo, pixels, write_folder, write_photos
@@ -17,12 +16,12 @@ from longtail.models.heads import head_factory
 from longtail.models.resnet import DESIGNS, ResNet
 from longtail.runs import DataSpec, Run, RunError, run_folders
 from longtail.train import StoppedError, make_spec, read_weights, train_cohort, with_weights
-from longtail.train.loop import run_epoch, take_step
+from longtail.train.loop import run_epoch
 from longtail.train.optimizers import make_optimizer
 from longtail.train.own_data import fits_memory, settle
 from longtail.train.pretrained import Weights
-from longtail.train.recipe import Recipe, get_recipe
-from train_factory import CPU, make_planner, make_stepper, make_streamed
+from longtail.train.recipe import get_recipe
+from train_factory import CPU, make_streamed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -140,47 +139,6 @@ def test_a_run_goes_on_without_its_file(tmp_path):
     assert all(np.array_equal(run.model()[k], v) for k, v in whole.model().items())
 
 
-# The head's rate and a frozen backbone, against a plain loop.
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_steps_are_those_of_a_plain_loop(frozen):
-    data, lr, factor, decay = small_set(), 0.05, 10.0, 1e-3
-    made = spec(
-        lr=lr, head_lr=factor, weight_decay=decay, freeze_backbone=frozen, schedule="constant",
-        warmup_epochs=0, optimizer="sgd", flip=False,
-    )  # fmt: skip
-    recipe = Recipe.of(made)
-    planner = make_planner(recipe, data, made.method, seed=3)
-    training = make_stepper([planner], data)
-    plain = network(classes=3, seed=4)
-    training.model.load_state_dict(plain.state_dict())
-    head = [plain.fc.weight, plain.fc.bias]
-    rest = [p for name, p in plain.named_parameters() if not name.startswith("fc.")]
-    groups = [{"params": head, "lr": lr * factor}] + ([] if frozen else [{"params": rest}])
-    optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, weight_decay=decay)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (recipe.mean, recipe.std))
-    rows = planner.plan(0).images.rows
-    training.load(0)
-    plain.train(not frozen)
-    for number, batch in enumerate(rows.split(8)[:2]):
-        take_step(training, number)
-        images = (torch.from_numpy(data.images[batch]) / 255 - mean) / std
-        target = torch.from_numpy(data.labels[batch])
-        logits = plain(images) + torch.tensor(data.prior.log_probs).float()
-        optimizer.zero_grad()
-        F.cross_entropy(logits, target).backward()
-        optimizer.step()
-    start = network(classes=3, seed=4).state_dict()
-    for name, value in training.model.state_dict().items():
-        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-4, atol=1e-5)
-        if frozen and not name.startswith("fc."):
-            assert torch.equal(value, start[name])
-    if frozen:
-        trained = training.model.named_parameters()
-        assert {name for name, p in trained if p.grad is not None} == {"fc.weight", "fc.bias"}
-
-
 def test_a_frozen_backbone_on_disk_stays(tmp_path):
     write_photos(tmp_path / "train", [f"{c}/{i}.jpg" for c in "ab" for i in range(6)])
     write_photos(tmp_path / "test", ["a/0.jpg", "b/0.jpg"])
@@ -240,42 +198,38 @@ def test_the_values_follow_from_the_images(tmp_path):
 # The two shortest commands.
 
 
-def folder(path, sizes=((48, 36), (40, 50), (64, 64))):
+def photographs(path, sizes=((48, 36), (40, 50), (64, 64))):
     for split, counts in (("train", (9, 5, 3)), ("test", (2, 2, 2))):
         for name, count, size in zip("abc", counts, sizes, strict=True):
             write_photos(path / split, [f"{name}/{i}.jpg" for i in range(count)], size=size)
+    return "train", "--dataset", path, "--workers", 0, "--device", "cpu", "--set", "epochs=1"
+
+
+def said_by(result):
+    assert result.code == 0, result.err
+    return " ".join(result.err.split())
 
 
 def test_a_folder_of_photographs_from_scratch(cli):
-    folder(Path("photos"))
-    words = ("train", "--dataset", "photos", "--workers", 0, "--device", "cpu")
-    two = ("--method", "softmax", "--method", "logit-adjusted", "--set", "epochs=1")
-    result = cli(*words, *two)
-    assert result.code == 0, result.err
-    said = " ".join(result.err.split())
+    words = (*photographs(Path("photos")), "--method", "softmax", "--method", "logit-adjusted")
+    said = said_by(cli(*words))
     assert "Chosen for photos: recipe scratch, model resnet32, image_size 32, mean" in said
     assert "--set changes each" in said
     assert "--set flip=false for signs, digits or text" in said
-    assert cli("evaluate", "runs").code == 0
-    assert cli("report", "runs/photos").code == 0
-    again = cli(*words, *two)
-    assert "Nothing to train: 2 runs finished already" in again.err
+    said_by(cli("evaluate", "runs"))
+    said_by(cli("report", "runs/photos"))
+    assert "Nothing to train: 2 runs finished already" in said_by(cli(*words))
 
 
 def test_a_folder_of_photographs_from_weights(cli):
-    folder(Path("photos"))
+    words = (*photographs(Path("photos")), "--method", "logit-adjusted")
     weights_file("w.safetensors")
-    words = ("train", "--dataset", "photos", "--method", "logit-adjusted", "--workers", 0)
-    changes = ("--set", "epochs=1", "--device", "cpu")
-    result = cli(*words, "--weights", "w.safetensors", *changes)
-    assert result.code == 0, result.err
-    said = " ".join(result.err.split())
+    said = said_by(cli(*words, "--weights", "w.safetensors"))
     assert "recipe finetune, model resnet20, image_size 32, mean [0.485,0.456,0.406]" in said
     assert "The last layer of w.safetensors, for 7 classes, is left out: photos has 3." in said
     (run,) = map(Run.open, run_folders("runs"))
-    weights = read_weights("w.safetensors")
-    assert run.spec.settings["weights"] == weights.fingerprint
-    assert cli("report", "runs/photos").code == 0
+    assert run.spec.settings["weights"] == read_weights("w.safetensors").fingerprint
+    said_by(cli("report", "runs/photos"))
     refused = cli(*words, "--weights", "w.safetensors", "--set", "model=resnet32")
     assert refused.code == 1
     assert "w.safetensors does not fit resnet32; the first tensor that differs is" in refused.err
@@ -286,9 +240,7 @@ def test_small_images_are_read_into_memory(cli):
     for split, count in (("train", 8), ("test", 3)):
         write_folder(Path("birds") / split, {"a": count, "b": 3}, shape=(3, 8, 8))
     words = ("train", "--dataset", "birds", "--method", "balanced", "--device", "cpu")
-    result = cli(*words, "--set", "epochs=1", "--set", "flip=false")
-    assert result.code == 0, result.err
-    said = " ".join(result.err.split())
+    said = said_by(cli(*words, "--set", "epochs=1", "--set", "flip=false"))
     assert "recipe scratch, model small-conv, images as they are" in said
     assert "mirrored" not in said
     (run,) = map(Run.open, run_folders("runs"))

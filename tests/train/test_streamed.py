@@ -29,11 +29,8 @@ def data(tmp_path_factory):
 
 
 def normalized(pixels, recipe):
-    scaled = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).double() / 255
-    mean, std = (
-        torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (recipe.mean, recipe.std)
-    )
-    return ((scaled - mean) / std).float()
+    scaled = (np.stack(pixels) / 255 - recipe.mean) / recipe.std
+    return torch.from_numpy(scaled).permute(0, 3, 1, 2).float()
 
 
 def first_batch(one, images):
@@ -107,12 +104,8 @@ def expected_loss(features, fc, target, prior, drawn):
     logits = features @ fc.weight.detach().double().numpy().T + fc.bias.detach().double().numpy()
     found = []
     for f, y in zip(logits, target, strict=True):
-        total = sum(
-            prior[j] / prior[y] * np.exp(f[j] - f[y]) / (len(drawn) * prior[j])
-            for j in drawn
-            if j != y
-        )
-        found.append(np.log1p(total))
+        ratios = [np.exp(f[j] - f[y]) * prior[j] / prior[y] / prior[j] for j in drawn if j != y]
+        found.append(np.log1p(sum(ratios) / len(drawn)))
     return np.mean(found)
 
 

@@ -12,6 +12,7 @@ from longtail.train.trivial import (
     plan_trivial_augment,
     trivial_augment,
 )
+from train_factory import assert_uniform
 
 ENHANCERS = {
     "color": ImageEnhance.Color,
@@ -95,11 +96,8 @@ def test_the_plan_is_uniform_and_its_own():
     state = torch.random.get_rng_state()
     operation, strength = plan_trivial_augment(84_000, generator=torch.Generator().manual_seed(1))
     assert torch.equal(state, torch.random.get_rng_state())
-    for counts in (torch.bincount(operation), torch.bincount(strength.abs())):
-        expected = 84_000 / len(counts)
-        chi = float(((counts - expected) ** 2 / expected).sum())
-        assert chi < len(counts) - 1 + 5 * (2 * (len(counts) - 1)) ** 0.5
-    assert (len(torch.bincount(operation)), int(strength.abs().max())) == (14, 30)
+    assert_uniform(operation, 14)
+    assert_uniform(strength.abs(), 31)
     signed = strength[strength != 0].sign().double()
     assert abs(float(signed.mean())) < 5 / 84_000**0.5
     assert abs(np.corrcoef(operation, strength)[0, 1]) < 5 / 84_000**0.5
