@@ -17,6 +17,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = {torch.float32: 2**-24, torch.float16: 2**-11}
 EPS[torch.bfloat16] = 2**-8 if DEVICE == "cuda" else 2**-7
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+LONG = pytest.mark.long
 
 
 def make(n, classes, dtype, names="b", *, spread=2.0, ignored=True, seed=0):
@@ -110,8 +111,8 @@ CASES = [
     (3, 8142, BF16, "b", {"reduction": "mean"}),
     (6, 29, BF16, "", {"reduction": "none", "label_smoothing": 0.1}),
 ]
-MORE = [
-    (n, classes, dtype, names, {"reduction": reduction, **options})
+CASES += [
+    pytest.param(n, classes, dtype, names, {"reduction": reduction, **options}, marks=LONG)
     for n, classes in ((1, 2), (7, 130), (4, 1203), (3, 9000))
     for dtype in (F32, BF16, F16)
     for reduction in ("mean", "sum", "none")
@@ -124,16 +125,10 @@ def test_against_float64(n, classes, dtype, names, options):
     check(*make(n, classes, dtype, names), **options)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("n", "classes", "dtype", "names", "options"), MORE)
-def test_more_against_float64(n, classes, dtype, names, options):
-    check(*make(n, classes, dtype, names), **options)
-
-
 @pytest.mark.parametrize(
     ("classes", "dtype", "names", "options"),
     [
-        pytest.param(2001, F32, "bl", {"reduction": "mean"}, marks=pytest.mark.long),
+        pytest.param(2001, F32, "bl", {"reduction": "mean"}, marks=LONG),
         (5000, BF16, "b", {"reduction": "sum", "label_smoothing": 0.1}),
         (4102, F16, "blw", {"reduction": "none"}),
     ],
