@@ -239,6 +239,7 @@ def test_without_labels_nothing_is_measured():
     ("how", "message"),
     [
         ({"prior": ClassPrior.uniform(4)}, "the prior is uniform, or the very target prior"),
+        ({"target_prior": ClassPrior.from_weights(3 * PRIOR.probs)}, "the very target prior"),
         ({"tune_on": 0.5, "folds": 3}, "give `tune_on=` or `folds=`, not both"),
     ],
 )

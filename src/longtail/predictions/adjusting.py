@@ -383,8 +383,7 @@ def adjust_predictions(
     if effective or prior is None:
         target = all_labels(predictions)
     else:
-        even = target_prior is None and np.ptp(prior.log_probs) == 0
-        if tau is None and (even or prior == target_prior):
+        if tau is None and np.ptp(posthoc.adjustment(prior, target_prior=target_prior)) == 0:
             raise InputError(NOTHING_TO_TUNE)
         whole = measured(prior)
         target = whole.target
