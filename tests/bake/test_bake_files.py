@@ -148,14 +148,8 @@ def test_undo_refuses(tmp_path):
 def bert(tmp_path_factory):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_labels=3,
-    )
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_labels": 3}
+    config = transformers.BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
     model = transformers.BertForSequenceClassification(config).eval()
     nn.init.normal_(model.classifier.bias)
     folder = tmp_path_factory.mktemp("bert")

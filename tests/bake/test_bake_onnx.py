@@ -108,11 +108,9 @@ def exported(tmp_path_factory):
         if key not in made:
             torch.manual_seed(0)
             model, path = Net(bias=bias, head=HEADS[head][0]).eval(), folder / f"{len(made)}.onnx"
-            batch = (
-                {"dynamic_shapes": ({0: torch.export.Dim("batch")},), "verbose": False}
-                if dynamo
-                else {"dynamic_axes": {"x": {0: "batch"}}}
-            )
+            batch = {"dynamic_axes": {"x": {0: "batch"}}}
+            if dynamo:
+                batch = {"dynamic_shapes": ({0: torch.export.Dim("batch")},), "verbose": False}
             names = {"input_names": ["x"], "output_names": ["y"]}
             torch.onnx.export(model, (torch.randn(2, 8),), path, dynamo=dynamo, **names, **batch)
             model.head = None

@@ -244,31 +244,28 @@ def test_a_module_that_holds_a_loss_for_the_balanced_error_warns():
     assert found[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for loss in (
-            losses.SoftmaxLoss(PRIOR),
-            losses.LogitAdjustedLoss(PRIOR, tau=0.5),
-        ):
+        for loss in (losses.SoftmaxLoss(PRIOR), losses.LogitAdjustedLoss(PRIOR, tau=0.5)):
             bake_logit_adjustment(holding(loss), PRIOR)
 
 
-class Scaled(nn.Module):
-    def __init__(self, end):
-        super().__init__()
-        self.body, self.end = network(), end
-
-    def forward(self, x):
-        return self.end * self.body(x) if isinstance(self.end, torch.Tensor) else self.end(x)
-
-
 def test_a_convolution_as_head():
-    model, x = (
-        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1)),
-        torch.randn(2, 3, 8, 8),
-    )
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1))
+    x = torch.randn(2, 3, 8, 8)
     baked = bake_logit_adjustment(model, PRIOR)
     wanted = outputs(model, x) - LOG_PI[:, None, None]
     np.testing.assert_allclose(outputs(baked, x), wanted, atol=1e-5)
     bake_logit_adjustment(nn.Sequential(model, nn.Softmax(1)), PRIOR, inputs=x)
+
+
+class Scaled(nn.Module):
+    """Multiplies the logits by a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = network(), nn.Parameter(torch.tensor(4.0))
+
+    def forward(self, x):
+        return self.scale * self.body(x)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +273,7 @@ def test_a_convolution_as_head():
     [
         nn.Sequential(network(), nn.LayerNorm(5)),
         nn.Sequential(network(), nn.BatchNorm1d(5, eps=3.0)).eval(),
-        Scaled(nn.Parameter(torch.tensor(4.0))),
+        Scaled(),
     ],
     ids=["layer norm", "batch norm", "scale"],
 )

@@ -89,10 +89,7 @@ def test_every_way_to_say_the_same(cli, files, words):
         (["--tune-on", 0.4, "--seed", 2], {"tune_on": 0.4, "random_state": 2}),
         (["--cross-fit", 3], {"folds": 3}),
         (["--effective-prior", "--tune-on", 0.5], {"effective": True, "tune_on": 0.5}),
-        (
-            ["--target", "aim.txt"],
-            {"target_prior": ClassPrior.from_weights([2, 1, 1])},
-        ),
+        (["--target", "aim.txt"], {"target_prior": ClassPrior.from_weights([2, 1, 1])}),
     ],
 )
 def test_options_reach_the_library(cli, files, words, settings, ok):
