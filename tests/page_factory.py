@@ -1,12 +1,16 @@
-"""Small real runs on digits for the tests of pages and figures, trained once per process."""
+"""Small real runs on digits, trained once per process, and predictions, for pages and figures."""
 
 import functools
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from longtail import ClassPrior
 from longtail.cli.demo import one_thread
 from longtail.data.digits import load_digits_lt
+from longtail.predictions import adjust_predictions, from_arrays
 from longtail.runs import Run, find_runs
 from longtail.train.engine import evaluate, train_cohort
 from longtail.train.recipe import make_spec
@@ -38,3 +42,13 @@ def digits_root() -> Path:
 @functools.cache
 def digits_runs() -> tuple[Run, ...]:
     return tuple(find_runs(digits_root()))
+
+
+def adjusted_predictions(**settings):
+    """The adjustment of saved predictions of three classes."""
+    target, prior = np.arange(600) % 3, ClassPrior.from_counts([900, 90, 10])
+    noise = np.random.default_rng(0).normal(size=(600, 3))
+    logits = noise + prior.log_probs + 2 * np.eye(3)[target]
+    names = ["cat", "dog", "emu"]
+    source = from_arrays(logits, target, kind="logits", class_names=names, name="p.npz")
+    return adjust_predictions(source, prior, n_bootstrap=50, **settings)

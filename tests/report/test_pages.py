@@ -6,12 +6,10 @@ import re
 import numpy as np
 import pytest
 
-from longtail import ClassPrior
 from longtail.conformal import PredictionSets
-from longtail.predictions import adjust_predictions, from_arrays
 from longtail.report import adjusting, pages
 from longtail.report.compare import compare
-from page_factory import digits_runs
+from page_factory import adjusted_predictions, digits_runs
 from run_factory import make_run, make_spec
 
 pytest.importorskip("plotly")
@@ -146,22 +144,10 @@ def test_hostile_names_stay_text(tmp_path):
 
 # ---------------------------------------------------------------------------- predictions
 
-PRIOR = ClassPrior.from_counts([900, 90, 10])
-
-
-def result(
-    *, strength=2.0, scale=1.0, examples=600, prior=PRIOR, names=("cat", "dog", "emu"), **settings
-):
-    target = np.arange(examples) % 3
-    noise = np.random.default_rng(0).normal(size=(examples, 3))
-    logits = scale * (noise + PRIOR.log_probs) + abs(scale) * strength * np.eye(3)[target]
-    source = from_arrays(logits, target, kind="logits", class_names=names, name="p.npz")
-    return adjust_predictions(source, prior, n_bootstrap=50, **settings)
-
 
 @pytest.mark.parametrize("settings", [{}, {"tune_on": 0.5}, {"tau": 1.0}, {"folds": 3}])
 def test_the_page_shows_the_same_numbers(settings):
-    found = result(**settings)
+    found = adjusted_predictions(**settings)
     html = pages.adjusted_page(found, command="longtail adjust p.npz").render()
     assert adjusting.conclusion(found) in html
     assert "longtail adjust p.npz" in html
