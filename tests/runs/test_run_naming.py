@@ -41,6 +41,14 @@ def trained(root, method, *, seed=0, held_out=0.0, settings=None, **overrides):
     return make_run(root, replace(spec, settings=settings or {}))
 
 
+def test_seeds_with_a_teacher_or_first_weights_of_their_own_are_one_method(root):
+    own = {"teachers": lambda seed: (f"run-{seed}",), "weights": lambda seed: f"{seed}" * 8}
+    for key, value in own.items():
+        runs = [trained(root, "softmax", seed=s, settings={key: value(s)}) for s in range(3)]
+        assert named(runs) == {"softmax": [0, 1, 2]}
+        assert len(named([*runs, trained(root, "softmax", settings={key: value(9)})])) == 4
+
+
 def test_methods_that_were_trained_in_other_ways_each_are_told(root):
     plain = trained(root, "softmax", epochs=2)
     other = trained(root, "logit-adjusted", epochs=6, lr=0.01, held_out=0.3, flip=True,

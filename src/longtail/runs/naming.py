@@ -34,12 +34,17 @@ def told_apart(runs: Sequence[Run]) -> dict[str, list[Run]]:
         ensemble; by none where all are alike. Where words say too little, a hash says the rest.
     """
     groups: dict[RunSpec, list[Run]] = {}
+    one_a_seed = len({run.spec.seed for run in runs}) == len(runs)
     for run in runs:
-        groups.setdefault(replace(run.spec, seed=0), []).append(run)
-    several = [len(set(words)) > 1 for words in zip(*map(_details, groups), strict=True)]
+        settings = dict(run.spec.settings)
+        if one_a_seed:  # each may have a teacher or first weights of its own seed
+            settings |= {key: "" for key in (TEACHERS, "weights") if key in settings}
+        groups.setdefault(replace(run.spec, seed=0, settings=settings), []).append(run)
+    details = {spec: _details(group[0].spec) for spec, group in groups.items()}
+    several = [len(set(words)) > 1 for words in zip(*details.values(), strict=True)]
     words_of = {
-        spec: [word for word, differs in zip(_details(spec), several, strict=True) if differs]
-        for spec in groups
+        spec: [word for word, differs in zip(words, several, strict=True) if differs]
+        for spec, words in details.items()
     }
     found: dict[str, list[Run]] = {}
     for spec, group in groups.items():
