@@ -384,7 +384,7 @@ def effects(columns: Sequence[Column], other: Shelf) -> dict[str, dict[str, Inte
         for variant in VARIANTS:
             row = row_of(variant, "oracle")
             of_row[row.name] = column.difference(row, row_of(variant, "held-out"))
-        found[f"oracle τ* instead of τ held-out, {column.title}, `{column.recipe}`"] = of_row
+        found[f"oracle τ instead of τ held-out, {column.title}, `{column.recipe}`"] = of_row
     for column in columns:
         again = Column.of(column.key, column.title, column.runs.values(), other)
         of_row = {row.name: paired(column.cell(row), again.cell(row)) for row in ROWS}
