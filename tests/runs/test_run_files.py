@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -61,17 +62,18 @@ def test_a_damaged_tensor_file_says_so(tmp_path, cut):
         files.read_tensors(path)
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+def test_a_failed_write_leaves_the_old_file_alone_and_names_it(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
 
     def stops_midway():
         with files.atomic_path(path) as temporary:
             temporary.write_text("new, but")
-            raise RuntimeError
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(OSError, match="No space left") as caught:
         stops_midway()
+    assert caught.value.filename == str(path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
 
