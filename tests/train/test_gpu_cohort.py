@@ -139,6 +139,7 @@ def test_what_is_made_aside_is_what_would_be_made_in_line():
     for aside in (True, False):
         planners = plans(["softmax"], distill_weight=0.8, cutmix=0.5, epochs=6)
         one = stepper(planners, teachers=teachers)
+        beside = one.beside.stream
         if not aside:
             one.beside = None
         answered.clear()
@@ -149,7 +150,7 @@ def test_what_is_made_aside_is_what_would_be_made_in_line():
                 blocks.append({k: v.clone() for k, v in one.now.tensors().items()})
         torch.cuda.synchronize()
         assert len(answered) == 6  # once an epoch, and nothing for a seventh
-        assert sum(stream == one.beside.stream for stream in answered) == (5 if aside else 0)
+        assert sum(stream == beside for stream in answered) == (5 if aside else 0)
         found.append(blocks)
     for mine, its in zip(*found, strict=True):
         for name, value in mine.items():
