@@ -83,8 +83,8 @@ def demo(
     print_comparison(compared)
     _console.line("For more, with a slider for tau, open this page in a browser:")
     _console.line(f"  {file}")
-    _console.line(f"The runs behind it are in {root}; to list them:")
-    _console.line(f"  {shlex.join(['longtail', 'runs', 'list', str(root)])}")
+    _console.line(f"The runs behind it are in {root}. Next, for predictions of your own:")
+    _console.line("  longtail adjust predictions.npz --counts counts.txt")
 
 
 @contextmanager
