@@ -123,8 +123,9 @@ def read_prior(
 
     if counts is not None and train_labels is not None:
         raise InputError("give either --counts or --train-labels, not both.")
-    source, numbers = "--counts", known
+    source, numbers = "the file's counts", known
     if counts is not None:
+        source = "--counts"
         names: Any = {"num_classes": num_classes, "class_names": class_names}
         numbers = read_numbers(counts, option=source, **names)
     elif train_labels is not None:
