@@ -87,7 +87,8 @@ def loss(n, classes, dtype, **options):
     logits = torch.randn(n, classes).to(dtype).requires_grad_()
     target = torch.randint(classes, (n,))
     target[-1], target[0] = classes - 1, -100 if n > 1 else 0
-    tables = {name: torch.rand(classes) for name in ("bias", "weight", "mean_weight")}
+    tables = {name: torch.rand(classes) for name in ("bias", "weight")}
+    tables["divisor"] = torch.tensor(3)
     if "label_smoothing" in options:
         del tables["weight"]
     found = module.cross_entropy(logits, target, **tables, **options)
@@ -96,7 +97,7 @@ def loss(n, classes, dtype, **options):
     assert grad.isfinite().all()
 
 
-@pytest.mark.parametrize("options", [{}, {"reduction": "mean"}, {"label_smoothing": 0.1}])
+@pytest.mark.parametrize("options", [{}, {"reduce": False}, {"label_smoothing": 0.1}])
 @pytest.mark.parametrize(
     ("n", "classes", "dtype"), [(1, 1, F32), (3, 29, BF16), (3, 30, BF16), (2, 40, BF16)]
 )
@@ -106,7 +107,7 @@ def test_loss(n, classes, dtype, options):
 
 @pytest.mark.parametrize("classes", [2003, pytest.param(2304, marks=pytest.mark.long)])
 def test_longer_rows(classes):
-    loss(3, classes, BF16, reduction="mean")
+    loss(3, classes, BF16)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-3.0e38)
 
 
@@ -29,6 +30,18 @@ def _scores(raw, b, col, y, low, k, HAS_LOWER: tl.constexpr):
     if HAS_LOWER:
         u = tl.where(col == y, u - low, u)
     return u
+
+
+@triton.jit
+def _counted(label, weight, ignore, n_classes, HAS_WEIGHT: tl.constexpr):
+    """The class of a row and its weight; class 0 and 0 where it is ignored."""
+    kept = label != ignore
+    y = tl.where(kept, label, 0).to(tl.int32)
+    tl.device_assert((y >= 0) & (y < n_classes), "longtail: a label is not a class")
+    share = kept.to(tl.float32)
+    if HAS_WEIGHT:
+        share *= tl.load(weight + y)
+    return y, share
 
 
 @triton.jit
@@ -42,17 +55,20 @@ def _wait(partials, there):
     return tl.where(there, ms, LOWEST), tl.where(there, zs, 0.0)
 
 
-@triton.jit(do_not_specialize=["rows", "units"])
+@triton.jit(do_not_specialize=["rows", "units", "ignore"])
 def loss_kernel(
-    logits, grad, target, bias, lower, coefficient, losses, partials, tilts, rows, units, stride,
-    grad_stride, scale, k, epsilon,
-    GRADIENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr,
-    SMOOTHS: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
+    logits, grad, target, bias, lower, weight, divisor, upstream, losses, partials,
+    rows, units, stride, grad_stride, ignore, scale, epsilon,
+    HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_DIVISOR: tl.constexpr, HAS_UPSTREAM: tl.constexpr, UPSTREAM_STRIDE: tl.constexpr,
+    GRADIENT: tl.constexpr, SMOOTHS: tl.constexpr,
+    SLICES: tl.constexpr, BLOCK: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """ℓ of each row, 0 where c is, and with GRADIENT the gradient of c·ℓ.
+    """c·ℓ of each row, c = w_y / divisor, 0 where it is ignored; and with GRADIENT its gradient.
 
-    `units`, `stride` and `grad_stride` count VEC columns, which lie side by side and are read at
-    once. `tilts` takes Σ_j u_j of each slice. `grad` may be `logits`.
+    The gradient is also multiplied by `upstream`. `units`, `stride` and `grad_stride` count VEC
+    columns, which lie side by side and are read at once. `losses` has an entry for each row, with
+    SMOOTHS for each slice of it. `grad` may be `logits`.
     """
     SHARED: tl.constexpr = SLICES > 1
     part = tl.program_id(0) % SLICES
@@ -60,14 +76,17 @@ def loss_kernel(
     step = tl.num_programs(0) // SLICES
     n_classes = units * VEC
     stride *= VEC
+    k = scale * LOG2E
     unit = part * (BLOCK // VEC) + tl.arange(0, BLOCK // VEC)[:, None]
     col = unit * VEC + tl.arange(0, VEC)[None, :]
     inside = tl.broadcast_to(unit < units, (BLOCK // VEC, VEC))
-    b, low = 0.0, 0.0
+    b, low, tilt, over = 0.0, 0.0, 0.0, 1.0
     if HAS_BIAS:
         b = tl.load(bias + col, mask=inside, other=0.0) * k
+    if HAS_DIVISOR:
+        over = 1.0 / tl.load(divisor).to(tl.float32)
     raw = tl.load(logits + first * stride + col, mask=inside & (first < rows), other=float("-inf"))
-    next_y = tl.load(target + first, mask=first < rows, other=0)
+    next_label = tl.load(target + first, mask=first < rows, other=0)
     for row in range(first, rows + (step if SHARED else 0), step):
         ahead = row + step
         next_raw = tl.load(
@@ -77,15 +96,14 @@ def loss_kernel(
         if SHARED:
             done = row - step
             keep = done >= first
-            y = tl.load(target + done, mask=keep, other=0).to(tl.int32)
+            label = tl.load(target + done, mask=keep, other=0)
         else:
             done = row
             keep = row < rows
-            y = next_y.to(tl.int32)
-            next_y = tl.load(target + ahead, mask=ahead < rows, other=0)
-        tl.device_assert((y >= 0) & (y < n_classes), "longtail: a label is not a class")
+            label = next_label
+            next_label = tl.load(target + ahead, mask=ahead < rows, other=0)
+        y, share = _counted(label, weight, ignore, n_classes, HAS_WEIGHT)
         mine = keep & (y // BLOCK == part)
-        by = tl.load(coefficient + done, mask=keep, other=0.0) * scale
         u_y = tl.load(logits + done * stride + y, mask=mine, other=0.0).to(tl.float32) * k
         if HAS_BIAS:
             u_y += tl.load(bias + y) * k
@@ -94,15 +112,17 @@ def loss_kernel(
             u_y -= low
         row_y, row_low = y, low
         if SHARED and HAS_LOWER:
-            row_y = tl.load(target + row, mask=row < rows, other=0).to(tl.int32)
+            row_label = tl.load(target + row, mask=row < rows, other=0)
+            row_y, _ = _counted(row_label, weight, ignore, n_classes, False)
             row_low = tl.load(lower + row_y) * k
         u = _scores(raw, b, col, row_y, row_low, k, HAS_LOWER)
         m = tl.maximum(tl.max(tl.max(u, 1), 0), LOWEST)
         powers = tl.exp2(u - m)
         z = tl.sum(tl.sum(powers, 1), 0)
         if SMOOTHS:
-            tilt = tl.sum(tl.sum(tl.where(inside, u, 0.0), 1), 0)
-            tl.store(tilts + row * SLICES + part, tilt, mask=row < rows)
+            row_tilt = tl.sum(tl.sum(tl.where(inside, u, 0.0), 1), 0)
+            done_tilt = tilt if SHARED else row_tilt
+            tilt = row_tilt
         if SHARED:
             high = m.to(tl.int32, bitcast=True).to(tl.int64) << 32
             packed = high | z.to(tl.int32, bitcast=True).to(tl.int64)
@@ -116,16 +136,26 @@ def loss_kernel(
             powers = tl.exp2(_scores(held, b, col, y, low, k, HAS_LOWER) - m)
         out = grad + done * grad_stride * VEC
         if GRADIENT:
-            g = powers * (by / z)
+            slope = tl.where(share == 0, 0.0, share * over * scale)
+            if HAS_UPSTREAM:
+                slope *= tl.load(upstream + done * UPSTREAM_STRIDE, mask=keep).to(tl.float32)
+            g = powers * (slope / z)
             if SMOOTHS:
-                g -= by * (epsilon / n_classes)
+                g -= slope * (epsilon / n_classes)
             tl.store(out + col, g, mask=inside & keep, cache_modifier=".cs")
+        if SMOOTHS:
+            loss = tl.where(share == 0, 0.0, -epsilon / n_classes * LN2 * done_tilt) * share * over
+            tl.store(losses + done * SLICES + part, loss, mask=keep)
         if mine:
             # Far from zero, u_y and m agree in their first digits: their difference first.
-            loss = tl.log2(z) + (m - u_y) + epsilon * u_y
-            tl.store(losses + done, tl.where(by == 0, 0.0, loss * LN2))
+            own = LN2 * (tl.log2(z) + (m - u_y) + epsilon * u_y)
+            own = tl.where(share == 0, 0.0, own) * share * over
+            if SMOOTHS:
+                tl.store(losses + done * SLICES + part, own + loss)
+            else:
+                tl.store(losses + done, own)
             if GRADIENT:
-                g_y = by * (tl.exp2(u_y - m) / z - (1 - epsilon) - epsilon / n_classes)
+                g_y = slope * (tl.exp2(u_y - m) / z - (1 - epsilon) - epsilon / n_classes)
                 tl.debug_barrier()  # after the other columns, among which it was written
                 tl.store(out + y, g_y)
         raw = next_raw

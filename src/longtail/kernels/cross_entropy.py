@@ -24,7 +24,6 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FEWEST = 3 << 23
 NARROWEST = 256  # columns; with fewer, a program for each row leaves most of its threads idle
 WIDE = 8192  # columns; longer rows are cut into slices, one for a program
-_LOG2E = 1.4426950408889634
 
 
 def worthwhile(logits: Tensor) -> bool:
@@ -55,49 +54,35 @@ def cross_entropy(
     *,
     bias: Tensor | None = None,
     lower: Tensor | None = None,
-    scale: float = 1.0,
     weight: Tensor | None = None,
+    divisor: Tensor | None = None,
+    scale: float = 1.0,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "none",
-    mean_weight: Tensor | None = None,
+    reduce: bool = True,
 ) -> Tensor:
-    """Return w_y · CE(z, y) with z_j = s·(f_j + b_j), the target's lowered by s·a_y.
+    """Return w_y / d · CE(z, y) with z_j = s·(f_j + b_j), the target's lowered by s·a_y.
 
     Args:
         logits: f, shape (N, C), bfloat16, float16 or float32, on a CUDA device.
         target: y, shape (N,), int64 or int32. A label out of range is a device-side assertion, as
             in torch's own cross-entropy.
-        bias: b, shape (C,), float32. No gradient flows into it, `lower` or the weights.
+        bias: b, shape (C,), float32. No gradient flows into it, `lower`, `weight` or `divisor`.
         lower: a, shape (C,), float32; without label smoothing.
-        scale: s.
         weight: w, shape (C,), float32; without label smoothing.
+        divisor: d, a number on the device; 1 if None.
+        scale: s.
         ignore_index: rows with this label count for nothing.
         label_smoothing: ε, with torch's meaning.
-        reduction: "none", "sum", or "mean": the sum over Σ v_y of the rows that count.
-        mean_weight: v, shape (C,), float32; None for ones.
+        reduce: add the rows up.
 
     Returns:
-        The loss in float32, shape (N,) or a scalar. A sum or mean that is scaled afterwards costs
-        one pass over the gradient more: "mean" saves dividing a sum.
+        The loss in float32, a scalar or shape (N,).
     """
-    index, share = counted_rows(target, weight, ignore_index)
-    divisor = None
-    if reduction == "mean":
-        like = (
-            share if mean_weight is weight else counted_rows(target, mean_weight, ignore_index)[1]
-        )
-        divisor = like.sum()
+    tables = (bias, lower, weight, divisor)
+    options = (scale, ignore_index, label_smoothing)
     learns = torch.is_grad_enabled() and logits.requires_grad
-    options = (bias, lower, scale, label_smoothing)
-    return _CrossEntropy.apply(logits, index, share, divisor, options, reduction, learns)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def counted_rows(target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Return labels with 0 for rows that don't count, and w_y of each row, 0 for those."""
-    kept = target != ignore_index
-    index = target * kept
-    return index, kept.float() if weight is None else weight[index] * kept
+    return _CrossEntropy.apply(logits, target, tables, options, reduce, learns)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -105,27 +90,23 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits: Tensor,
-        index: Tensor,
-        share: Tensor,
-        divisor: Tensor | None,
+        target: Tensor,
+        tables: tuple[Tensor | None, ...],
         options: tuple[Any, ...],
-        reduction: str,
+        reduce: bool,
         learns: bool,
     ) -> Tensor:
         # A float16 gradient underflows unless the loss scale is in it from the start.
-        later = learns and (reduction == "none" or logits.dtype == torch.float16)
-        ctx.later, coefficient, grad = None, share, None
-        if divisor is not None:  # where nothing counts the mean is NaN, its gradient 0
-            share = share / divisor
-            coefficient = share.nan_to_num(0.0)
+        later = learns and (not reduce or logits.dtype == torch.float16)
+        ctx.later, grad = None, None
         if later:
-            ctx.later = index, coefficient, options
+            ctx.later = target, tables, options
             ctx.save_for_backward(logits)
         elif learns:
             grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
             ctx.save_for_backward(grad)
-        losses = loss_of_rows(logits, index, coefficient, *options, grad=grad) * share
-        return losses if reduction == "none" else losses.sum()
+        losses = loss_of_rows(logits, target, *tables, *options, grad=grad)
+        return losses.sum() if reduce else losses.sum(1)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -133,65 +114,68 @@ class _CrossEntropy(torch.autograd.Function):
         (kept,) = ctx.saved_tensors
         if ctx.later is not None:
             grad = torch.empty_like(kept, memory_format=torch.contiguous_format)
-            index, coefficient, options = ctx.later
-            loss_of_rows(kept, index, coefficient * upstream, *options, grad=grad)
+            target, tables, options = ctx.later
+            loss_of_rows(kept, target, *tables, *options, grad=grad, upstream=upstream)
         elif torch._C._autograd._get_current_graph_task_keep_graph():
             grad = kept * upstream.to(kept.dtype)
         else:
             grad = scale_(kept, upstream)
-        return grad, *(None,) * 6
+        return grad, *(None,) * 5
 
 
 def loss_of_rows(
     logits: Tensor,
-    index: Tensor,
-    coefficient: Tensor,
+    target: Tensor,
     bias: Tensor | None = None,
     lower: Tensor | None = None,
+    weight: Tensor | None = None,
+    divisor: Tensor | None = None,
     scale: float = 1.0,
+    ignore_index: int = -100,
     label_smoothing: float = 0.0,
     *,
     grad: Tensor | None = None,
+    upstream: Tensor | None = None,
 ) -> Tensor:
-    """Return CE(z, y) of each row, and write the gradient of Σ c·CE(z, y) into `grad`.
+    """Return the terms of each row's loss, shape (N, k), and write the gradient of their sum.
 
-    Args:
-        logits, bias, lower, scale, label_smoothing: as in `cross_entropy`.
-        index: y, classes only.
-        coefficient: c, shape (N,), float32; a row where it is 0 counts for nothing.
-        grad: of the shape of the logits, with rows that lie together; may be the logits.
+    The arguments are those of `cross_entropy`, and besides `grad` with rows that lie together,
+    which may be the logits, and `upstream`, one number or one for each row, by which the gradient
+    is multiplied.
     """
     from longtail.kernels import _triton_loss as kernels
 
     n_rows, classes = logits.shape
-    losses = torch.empty(n_rows, dtype=torch.float32, device=logits.device)
+    vec, word = 16 // logits.element_size(), logits.element_size()
+    block, warps, registers, programs = _layout(classes, word, logits.device)
+    slices, smooths = -(-classes // block), label_smoothing > 0
+    losses = logits.new_empty((n_rows, slices if smooths else 1), dtype=torch.float32)
     if n_rows == 0:
         return losses
-    out = logits if grad is None else grad
-    vec, strides = 16 // logits.element_size(), (logits.stride(0), out.stride(0))
+    out, partials = logits if grad is None else grad, losses
+    if slices > 1:
+        partials = logits.new_zeros((n_rows, slices), dtype=torch.int64)
+    strides = logits.stride(0), out.stride(0)
     while any(number % vec for number in (classes, *strides)) or (
-        (logits.data_ptr() | out.data_ptr()) % (vec * logits.element_size())
+        (logits.data_ptr() | out.data_ptr()) % (vec * word)
     ):
         vec //= 2
-    block, warps, registers, programs = _layout(classes, logits.element_size(), logits.device)
-    slices = -(-classes // block)
-    partials = tilts = losses
-    if slices > 1:
-        partials = torch.zeros((n_rows, slices), dtype=torch.int64, device=logits.device)
-    if label_smoothing:
-        tilts = torch.empty((n_rows, slices), dtype=torch.float32, device=logits.device)
     launch(
         kernels.loss_kernel,
         (min(programs // slices, n_rows) * slices,),
         (
-            logits, out, index, given(bias, losses), given(lower, losses), coefficient, losses,
-            partials, tilts, n_rows, classes // vec, strides[0] // vec, strides[1] // vec, scale,
-            scale * _LOG2E, label_smoothing,
+            logits, out, target, given(bias, losses), given(lower, losses), given(weight, losses),
+            given(divisor, losses), given(upstream, losses), losses, partials, n_rows,
+            classes // vec, strides[0] // vec, strides[1] // vec, ignore_index, scale,
+            label_smoothing,
         ),
         {
-            "GRADIENT": grad is not None, "HAS_BIAS": bias is not None,
-            "HAS_LOWER": lower is not None, "SMOOTHS": label_smoothing > 0,
-            "SLICES": slices, "BLOCK": block, "VEC": vec,
+            "HAS_BIAS": bias is not None, "HAS_LOWER": lower is not None,
+            "HAS_WEIGHT": weight is not None, "HAS_DIVISOR": divisor is not None,
+            "HAS_UPSTREAM": upstream is not None,
+            "UPSTREAM_STRIDE": upstream.stride(0) if upstream is not None and upstream.ndim else 0,
+            "GRADIENT": grad is not None, "SMOOTHS": smooths, "SLICES": slices, "BLOCK": block,
+            "VEC": vec,
         },
         num_warps=warps,
         maxnreg=registers,
@@ -199,9 +183,6 @@ def loss_of_rows(
         debug=True,  # else a bad label would not be an error
         sanitize_overflow=False,
     )  # fmt: skip
-    if label_smoothing:
-        tilt = tilts.sum(1).mul_(-label_smoothing / classes / _LOG2E)
-        losses += tilt.masked_fill_(coefficient == 0, 0.0)
     return losses
 
 

@@ -180,20 +180,16 @@ def _operator(
     if more:
         bias = divisor.new_zeros(classes) if bias is None else bias
         bias = F.pad(bias, (0, more), value=-torch.inf)
-    index, share = kernel.counted_rows(target, class_weight, ignore_index)
-    share = share.to(divisor.dtype)
-    # Where nothing counts the mean is NaN, but its gradient 0.
-    coefficient = (share / divisor).nan_to_num(0.0)
-    total = divisor.new_zeros(())
+    tables = (bias, lower, class_weight, divisor)
+    total = divisor.new_zeros(()) / divisor  # NaN for the mean of nothing
     d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     d_weight = d_bias = None
     for rows in (slice(start, start + size) for start in range(0, n, size)):
         h = hidden[rows]
         logits = buffer[: len(h)]
         torch.mm(h, weight.t(), out=logits[:, :classes])
-        given = (index[rows], coefficient[rows], bias, lower, scale)
-        losses, grad = _chunk(logits, *given, learns=any(needs))
-        total += (losses * share[rows]).sum()
+        loss, grad = _chunk(logits, target[rows], *tables, scale, ignore_index, learns=any(needs))
+        total += loss
         grad = grad[:, :classes]
         if needs[0]:
             torch.mm(grad, weight, out=d_hidden[rows])
@@ -202,7 +198,7 @@ def _operator(
         if needs[2]:
             part = grad.sum(0, dtype=divisor.dtype)
             d_bias = part if d_bias is None else d_bias.add_(part)
-    found: list[Tensor] = [total / divisor]
+    found: list[Tensor] = [total]
     if needs[0]:
         found.append(d_hidden)
     if needs[1]:
@@ -215,33 +211,38 @@ def _operator(
 
 def _chunk(
     logits: Tensor,
-    index: Tensor,
-    coefficient: Tensor,
+    target: Tensor,
     bias: Tensor | None,
     lower: Tensor | None,
+    class_weight: Tensor | None,
+    divisor: Tensor,
     scale: float,
+    ignore_index: int,
     *,
     learns: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses, 0 where the coefficient is, and their gradient, perhaps in the logits."""
+    """Return the sum of the rows' losses over the divisor, and its gradient, perhaps in place."""
     if _by_kernel(logits):
+        tables = (bias, lower, class_weight, divisor)
         grad = logits if learns else None
-        losses = kernel.loss_of_rows(logits, index, coefficient, bias, lower, scale, grad=grad)
-        return losses, logits
-    z = logits.to(coefficient.dtype)
+        losses = kernel.loss_of_rows(logits, target, *tables, scale, ignore_index, grad=grad)
+        return losses.sum(), logits
+    z = logits.to(divisor.dtype)
     if bias is not None:
         z = z.add_(bias)
     if scale != 1:
         z = z.mul_(scale)
-    column = index.unsqueeze(1)
+    column = target.masked_fill(target == ignore_index, 0).unsqueeze(1)
     if lower is not None:
         z.scatter_add_(1, column, -scale * lower[column])
     z = torch.log_softmax(z, 1)
-    losses = -z.gather(1, column).squeeze(1).masked_fill(coefficient == 0, 0.0)
+    # Where nothing counts the mean is NaN, but its gradient 0.
+    part = counted(target, class_weight, ignore_index).to(z) / divisor
+    part = part.nan_to_num(0.0).unsqueeze(1)
+    loss = -(z.gather(1, column) * part).masked_fill(part == 0, 0.0).sum()
     if learns:
-        part = (scale * coefficient).unsqueeze(1)
-        z = z.exp_().mul_(part).scatter_add_(1, column, -part)
-    return losses, z.to(logits.dtype)
+        z = z.exp_().mul_(scale * part).scatter_add_(1, column, -scale * part)
+    return loss, z.to(logits.dtype)
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, *, last: bool) -> Tensor:

@@ -297,18 +297,19 @@ def family_loss(
     how = "none" if reduction == "none" else "sum"
     by_kernel = logits.is_cuda and own.impl == "auto" and kernel.worthwhile(logits)
     if by_kernel and not (soft or special or (epsilon > 0 and (moves or w is not None))):
+        divisor = counted(target, weight, own.ignore_index).sum() if reduction == "mean" else None
         how = reduction
         loss = kernel.cross_entropy(
             logits,
             target,
             bias=bias,
             lower=lower,
-            scale=own.scale,
             weight=w,
+            divisor=divisor,
+            scale=own.scale,
             ignore_index=own.ignore_index,
             label_smoothing=epsilon,
-            reduction=how,
-            mean_weight=weight,
+            reduce=reduction != "none",
         )
     else:
         z = logits
