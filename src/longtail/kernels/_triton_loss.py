@@ -8,7 +8,7 @@ With u = log₂e · s·(f + b), the target's own lowered, and m = max u:
 A program keeps its slice of b in registers and goes from row to row, reading the next row while it
 works on this one. Where a row has several slices, their programs run at the same time and tell each
 other m and Σ 2^(u − m) of their own part through `partials`; while these are on their way, each
-reads its part of the following row, so that gradients are one row behind.
+works on its part of the following row, so that gradients are one row behind.
 """
 
 # mypy: ignore-errors
@@ -22,14 +22,6 @@ import triton.language as tl
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-3.0e38)
-
-
-@triton.jit
-def _scores(raw, b, col, y, low, k, HAS_LOWER: tl.constexpr):
-    u = raw.to(tl.float32) * k + b
-    if HAS_LOWER:
-        u = tl.where(col == y, u - low, u)
-    return u
 
 
 @triton.jit
@@ -72,22 +64,26 @@ def loss_kernel(
     """
     SHARED: tl.constexpr = SLICES > 1
     part = tl.program_id(0) % SLICES
-    first = (tl.program_id(0) // SLICES).to(tl.int64)
+    first = tl.program_id(0) // SLICES
     step = tl.num_programs(0) // SLICES
     n_classes = units * VEC
-    stride *= VEC
+    stride = stride.to(tl.int64) * VEC
+    grad_stride = grad_stride.to(tl.int64) * VEC
     k = scale * LOG2E
     unit = part * (BLOCK // VEC) + tl.arange(0, BLOCK // VEC)[:, None]
     col = unit * VEC + tl.arange(0, VEC)[None, :]
     inside = tl.broadcast_to(unit < units, (BLOCK // VEC, VEC))
-    b, low, tilt, over = 0.0, 0.0, 0.0, 1.0
+    b, tilt, over = 0.0, 0.0, 1.0
     if HAS_BIAS:
         b = tl.load(bias + col, mask=inside, other=0.0) * k
     if HAS_DIVISOR:
         over = 1.0 / tl.load(divisor).to(tl.float32)
     raw = tl.load(logits + first * stride + col, mask=inside & (first < rows), other=float("-inf"))
     next_label = tl.load(target + first, mask=first < rows, other=0)
-    for row in range(first, rows + (step if SHARED else 0), step):
+    kept, kept_m = tl.zeros((BLOCK // VEC, VEC), tl.float32), 0.0
+    # Two rows a turn, so that what is kept for the next one need not be moved in registers.
+    UNROLLED: tl.constexpr = 2 if SHARED else 1
+    for row in tl.range(first, rows + (step if SHARED else 0), step, loop_unroll_factor=UNROLLED):
         ahead = row + step
         next_raw = tl.load(
             logits + ahead * stride + col, mask=inside & (ahead < rows), other=float("-inf")
@@ -107,15 +103,14 @@ def loss_kernel(
         u_y = tl.load(logits + done * stride + y, mask=mine, other=0.0).to(tl.float32) * k
         if HAS_BIAS:
             u_y += tl.load(bias + y) * k
+        u = raw.to(tl.float32) * k + b
         if HAS_LOWER:
-            low = tl.load(lower + y) * k
-            u_y -= low
-        row_y, row_low = y, low
-        if SHARED and HAS_LOWER:
-            row_label = tl.load(target + row, mask=row < rows, other=0)
-            row_y, _ = _counted(row_label, weight, ignore, n_classes, False)
-            row_low = tl.load(lower + row_y) * k
-        u = _scores(raw, b, col, row_y, row_low, k, HAS_LOWER)
+            u_y -= tl.load(lower + y) * k
+            row_y = y
+            if SHARED:
+                row_label = tl.load(target + row, mask=row < rows, other=0)
+                row_y, _ = _counted(row_label, weight, ignore, n_classes, False)
+            u = tl.where(col == row_y, u - tl.load(lower + row_y) * k, u)
         m = tl.maximum(tl.max(tl.max(u, 1), 0), LOWEST)
         powers = tl.exp2(u - m)
         z = tl.sum(tl.sum(powers, 1), 0)
@@ -127,19 +122,21 @@ def loss_kernel(
             high = m.to(tl.int32, bitcast=True).to(tl.int64) << 32
             packed = high | z.to(tl.int32, bitcast=True).to(tl.int64)
             tl.store(partials + row * SLICES + part, packed, mask=row < rows)
-            # in the first-level cache still, where it takes no registers
-            held = tl.load(logits + done * stride + col, mask=inside & keep, other=float("-inf"))
             lanes = tl.arange(0, triton.next_power_of_2(SLICES))
             ms, zs = _wait(partials + done * SLICES + lanes, (lanes < SLICES) & keep)
+            row_powers, row_m = powers, m
             m = tl.max(ms, 0)
             z = tl.sum(zs * tl.exp2(ms - m), 0)
-            powers = tl.exp2(_scores(held, b, col, y, low, k, HAS_LOWER) - m)
-        out = grad + done * grad_stride * VEC
+            powers, over_z = kept, tl.exp2(kept_m - m) / z
+            kept, kept_m = row_powers, row_m
+        else:
+            over_z = 1.0 / z
+        out = grad + done * grad_stride
         if GRADIENT:
             slope = tl.where(share == 0, 0.0, share * over * scale)
             if HAS_UPSTREAM:
                 slope *= tl.load(upstream + done * UPSTREAM_STRIDE, mask=keep).to(tl.float32)
-            g = powers * (slope / z)
+            g = powers * (slope * over_z)
             if SMOOTHS:
                 g -= slope * (epsilon / n_classes)
             tl.store(out + col, g, mask=inside & keep, cache_modifier=".cs")

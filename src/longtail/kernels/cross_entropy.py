@@ -195,9 +195,9 @@ def _layout(classes: int, item: int, device: torch.device) -> tuple[int, int, in
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if classes > WIDE:
         block = 1024
-        while block * 16 * processors < classes:
+        while block * 12 * processors < classes:
             block *= 2
-        return block, 1, 128, 16 * processors
+        return block, 1, 168, 12 * processors
     if block > 1024 and item == 2:  # 64 columns for each thread, else 32
         warps = block // 2048
         return block, warps, 255, 8 // warps * processors
