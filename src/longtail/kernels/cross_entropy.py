@@ -91,7 +91,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any,
         logits: Tensor,
         target: Tensor,
-        tables: tuple[Tensor | None, ...],
+        tables: tuple[Any, ...],
         options: tuple[Any, ...],
         reduce: bool,
         learns: bool,
