@@ -53,8 +53,9 @@ class Beside:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # When what was made there was taken over, and may be overwritten.
         self.taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        for value in training.make_room_ahead().tensors().values():
-            value.record_stream(self.stream)  # not reused while it is written there
+        for name, value in training.now.items():
+            training.ahead[name] = value.clone()
+            training.ahead[name].record_stream(self.stream)  # not reused while it is written there
         self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def make(self, training: Any, epoch: int) -> None:
