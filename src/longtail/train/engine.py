@@ -93,38 +93,6 @@ class EpochEnd:
     rate: float
 
 
-@dataclass
-class _Job:
-    """A run to train: its part of the data, and how far it is.
-
-    `writer` is None in processes that leave the writing to the first one.
-    """
-
-    spec: RunSpec
-    folder: Path
-    planner: Planner
-    held: Any  # the held-out images, or None
-    writer: RunWriter | None
-    start: checkpoint.Checkpoint | None
-    epoch: int
-    seconds: float
-    diverged: bool = False
-
-
-@dataclass
-class _Group:
-    """Runs that step as one, in their training's order."""
-
-    jobs: list[_Job]
-    training: Any
-    saved: float = field(default_factory=time.monotonic)
-
-    @property
-    def done(self) -> bool:
-        job = self.jobs[0]
-        return job.epoch >= job.planner.recipe.epochs or all(job.diverged for job in self.jobs)
-
-
 def train_cohort(
     specs: Sequence[RunSpec],
     images: Images,
@@ -186,11 +154,10 @@ def train_cohort(
     for folder, spec in waiting.items():
         if states[folder] == "begun":
             done[folder] = checkpoint.epochs_done(folder)
-        if weights is not None:
+        if weights is not None or not done[folder]:  # a run that goes on needs no file
             check_start(spec, weights)
+        if weights is not None:
             weights.fitting_run(spec, images)
-        elif SETTING in spec.settings and not done[folder]:  # a run that goes on needs no file
-            check_start(spec, None)
     pool = None
     if any(TEACHERS in spec.settings for spec in waiting.values()):
         pool = TeacherPool(list(waiting.values()), images, root=root, given=teachers)
@@ -218,8 +185,10 @@ def train_cohort(
     tell()
     on_disk, diverged = isinstance(images, ListedImages), list[Path]()
     at_once = together if device.type == "cuda" and not on_disk else 1
-    with explained():
-        data = Resident(images, device) if waiting and not on_disk else images  # type: ignore[arg-type]
+    common = _Common(images, images, pool, weights, device, command, world, streaming)
+    if waiting and not isinstance(images, ListedImages):
+        with explained():
+            common.data = Resident(images, device)
     for first in range(0, len(waiting), at_once):
         wave = list(waiting)[first : first + at_once]
         with ExitStack() as stack:
@@ -229,14 +198,12 @@ def train_cohort(
             states = run_states(wave, images, world, force=force)
             stack.enter_context(explained(len(wave), on_disk=on_disk))
             jobs = [
-                _open_job(folder, waiting[folder], images, device, command, states[folder], world)
+                _open_job(folder, waiting[folder], states[folder], common)
                 for folder in wave
                 if states[folder] != "finished"
             ]
-            groups = [
-                _Group(alike, _place(alike, data, pool, weights, device, world, streaming))
-                for alike in (_alike(jobs) if len(jobs) > 1 else [jobs] * len(jobs))
-            ]
+            alike = _alike(jobs) if at_once > 1 else [[job] for job in jobs]
+            groups = [_Group(one, _place(one, common)) for one in alike]
             while active := [group for group in groups if not group.done]:
                 began = time.monotonic()
                 losses = run_epoch(
@@ -244,14 +211,11 @@ def train_cohort(
                     [group.jobs[0].epoch for group in active],
                     after_step=tell if within_epoch else None,
                 )
-                took = time.monotonic() - began
-                trained = [job.planner.recipe for group in active for job in group.jobs]
-                # A step of SAM takes two passes.
-                took /= sum(2 if recipe.sam_rho else 1 for recipe in trained)
+                took = (time.monotonic() - began) / sum(len(group.jobs) for group in active)
                 for group, of_group in zip(active, losses, strict=True):
                     for member, (job, loss) in enumerate(zip(group.jobs, of_group, strict=True)):
                         job.epoch += 1
-                        job.seconds += took * (2 if job.planner.recipe.sam_rho else 1)
+                        job.seconds += took
                         if job.diverged:
                             continue
                         job.diverged = not math.isfinite(loss)
@@ -300,13 +264,9 @@ def train(spec: RunSpec, images: Images, *, root: Path | str, **options: Any) ->
 def run_states(
     folders: Iterable[Path], images: Images, world: World = ALONE, *, force: bool = False
 ) -> dict[Path, str]:
-    """Return the state of runs on these images: ``new``, ``begun`` or ``finished``.
+    """Return ``new``, ``begun`` or ``finished`` for each folder, as the first process sees them.
 
-    Args:
-        folders: of the runs.
-        images: their training set; a run of other images is refused.
-        world: the processes, which all get the first one's answer.
-        force: take all for new, whatever is there.
+    A run of other images is refused; with `force` all are new, whatever is there.
     """
     folders, found = list(folders), []
     if force:
@@ -322,21 +282,57 @@ def run_states(
 
 
 def device_words(device: torch.device, processes: int = 1) -> str:
-    """A device as records name it: ``cpu``, ``NVIDIA H200``, ``8 x NVIDIA H200``."""
+    """Return a device as records name it: ``cpu``, ``NVIDIA H200``, ``8 x NVIDIA H200``."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return name if processes == 1 else f"{processes} x {name}"
 
 
-def _open_job(
-    folder: Path,
-    spec: RunSpec,
-    images: Images,
-    device: torch.device,
-    command: str | None,
-    state: str,
-    world: World,
-) -> _Job:
+@dataclass
+class _Common:
+    """What all runs have in common; `data` are the images where training reads them."""
+
+    images: Images
+    data: Resident | Images
+    pool: TeacherPool | None
+    weights: Weights | None
+    device: torch.device
+    command: str | None
+    world: World
+    streaming: Streaming | None
+
+
+@dataclass
+class _Job:
+    """A run to train: its part of the data, and how far it is."""
+
+    spec: RunSpec
+    folder: Path
+    planner: Planner
+    held: Any  # the held-out images, or None
+    writer: RunWriter | None  # None in processes that leave the writing to the first one
+    start: checkpoint.Checkpoint | None
+    epoch: int = 0
+    seconds: float = 0.0
+    diverged: bool = False
+
+
+@dataclass
+class _Group:
+    """Runs that step as one, in their training's order."""
+
+    jobs: list[_Job]
+    training: Any
+    saved: float = field(default_factory=time.monotonic)
+
+    @property
+    def done(self) -> bool:
+        job = self.jobs[0]
+        return job.epoch >= job.planner.recipe.epochs or all(job.diverged for job in self.jobs)
+
+
+def _open_job(folder: Path, spec: RunSpec, state: str, common: _Common) -> _Job:
     """Open the run's folder, anew or where it was left; the first process does, for all."""
+    images, world = common.images, common.world
     kept, held = np.arange(len(images)), None
     if spec.dataset.held_out:
         seed = stream_seed(spec.seed, "held-out")
@@ -345,30 +341,29 @@ def _open_job(
     prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
     recipe, method = Recipe.of(spec), Method.of(spec.method)
     planner = Planner(recipe, method, images.labels, kept, prior, seed=spec.seed)
-    where, writer, start = device_words(device, world.count), None, None
+    job = _Job(spec, folder, planner, held, None, None)
+    where = device_words(common.device, world.count)
     if world.first and state == "begun":
-        writer = RunWriter.resume(folder, spec, device=where)
-        start = checkpoint.latest(folder)
-        done = 0 if start is None else start.epochs
-        writer.rewind_log(lambda line: int(line.get("epoch", 0)) <= done)
-        if start is not None:
-            logger.info("%s goes on after epoch %d", folder, done)
+        job.writer = RunWriter.resume(folder, spec, device=where)
+        if start := checkpoint.latest(folder):
+            job.start, job.epoch, job.seconds = start, start.epochs, start.seconds
+            logger.info("%s goes on after epoch %d", folder, job.epoch)
+        job.writer.rewind_log(lambda line: int(line.get("epoch", 0)) <= job.epoch)
     elif world.first:
-        writer = RunWriter.create(
+        job.writer = RunWriter.create(
             folder.parents[1],
             spec,
             prior=prior,
             data=images.fingerprint,
             device=where,
-            command=command,
+            command=common.command,
             class_names=images.class_names,
             force=True,
         )
-    epochs = world.tell(None if start is None else start.epochs)
-    if not world.first and epochs is not None:
-        start = checkpoint.Checkpoint(epochs, 0.0, {})  # the first process will send its tensors
-    epoch, seconds = (0, 0.0) if start is None else start[:2]
-    return _Job(spec, folder, planner, held, writer, start, epoch, seconds)
+    job.epoch = world.tell(job.epoch)
+    if job.epoch and not world.first:  # the first process will send its tensors
+        job.start = checkpoint.Checkpoint(job.epoch, 0.0, {})
+    return job
 
 
 def _alike(jobs: Sequence[_Job]) -> Iterable[list[_Job]]:
@@ -383,40 +378,32 @@ def _alike(jobs: Sequence[_Job]) -> Iterable[list[_Job]]:
     return groups.values()
 
 
-def _place(
-    jobs: Sequence[_Job],
-    data: Resident | Images,
-    pool: TeacherPool | None,
-    weights: Weights | None,
-    device: torch.device,
-    world: World,
-    streaming: Streaming | None,
-) -> Any:
+def _place(jobs: Sequence[_Job], common: _Common) -> Any:
     """The training of jobs that step as one, each where it was left."""
+    data, world, pool = common.data, common.world, common.pool
     spec, planners = jobs[0].spec, [job.planner for job in jobs]
-    how: dict[str, Any] = {"device": device}
+    how: dict[str, Any] = {"device": common.device}
     how["precision"] = spec.settings.get("precision", "float32")
     make: Callable[[], Any]
     if isinstance(data, Resident):
         if pool is not None:
             for job in jobs:
                 pool.pin(job.folder, job.spec)
-            how["teachers"] = pool.ready(spec, planners[0].recipe, data, device)
+            how["teachers"] = pool.ready(spec, planners[0].recipe, data, common.device)
         make = partial(Training, planners, data, **how)
     else:
-        make = partial(StreamedTraining, planners[0], data, world=world, how=streaming, **how)  # type: ignore[arg-type]
-    training = place(make, device=device, graphs=isinstance(data, Resident))
+        how |= {"world": world, "how": common.streaming}
+        make = partial(StreamedTraining, planners[0], data, **how)  # type: ignore[arg-type]
+    training = place(make, device=common.device, graphs=isinstance(data, Resident))
     for member, job in enumerate(jobs):
         with training.active():
             if job.start is None and SETTING in job.spec.settings:
-                check_start(job.spec, weights)  # its checkpoint was damaged
+                check_start(job.spec, common.weights)  # its checkpoint was damaged
                 state = training.saved_state(member)  # every process has a part in it
-                tensors = started(state, job.spec, weights) if world.first and weights else {}
+                first = world.first and common.weights
+                tensors = started(state, job.spec, first) if first else {}
                 job.start = checkpoint.Checkpoint(0, 0.0, tensors)
             if job.start is not None:
-                if world.first:
-                    own = training.state(member)
-                    checkpoint.check_fits(job.start.tensors, own, folder=job.folder)
                 training.load_state(member, job.start.tensors)
                 job.start = None
     return training
@@ -448,8 +435,8 @@ def _log(job: _Job, training: Any, member: int, loss: float, world: World) -> Ep
 
 def _held_out(job: _Job, training: Any, network: Any, *, gathered: bool) -> Any:
     """The logits of the held-out part on the first process, see `network_logits`."""
-    where = {"world": training.world, "streaming": training.how} if training.on_disk else {}
-    return network_logits(network, job.held, job.planner.recipe, gathered=gathered, **where)
+    how = {"world": training.world, "streaming": training.how, "gathered": gathered}
+    return network_logits(network, job.held, job.planner.recipe, **how)
 
 
 def _save(group: _Group) -> None:
@@ -489,12 +476,7 @@ def _finish(job: _Job, training: Any, member: int, together: int, world: World) 
 
 @contextmanager
 def explained(runs: int = 0, *, on_disk: bool = False) -> Iterator[None]:
-    """Turn the failure of a GPU into one line with its cost and a remedy.
-
-    Args:
-        runs: how many share it.
-        on_disk: whether their images are.
-    """
+    """Turn the failure of a GPU that some runs share into one line with its cost and a remedy."""
     unlost = "Nothing written is lost: the same command goes on from the last checkpoints."
     try:
         yield

@@ -105,7 +105,6 @@ class Recipe:
                 object.__setattr__(self, name, tuple(_CHECKS[name](v, name=name) for v in each))
             elif check is not None and value is not None:
                 object.__setattr__(self, name, check(value, name=name))
-        both = "override both together."
         rules = [
             (
                 self.image_size > 0 and self.crop_padding > 0,
@@ -124,7 +123,7 @@ class Recipe:
             (
                 (self.schedule == "steps") != bool(self.milestones),
                 f"`milestones` belong to the schedule 'steps'; the schedule is {self.schedule!r} "
-                f"and the milestones are {list(self.milestones)}; {both}",
+                f"and the milestones are {list(self.milestones)}. Override both together.",
             ),
             (
                 len(self.mean) != len(self.std) and 1 not in (len(self.mean), len(self.std)),
@@ -144,10 +143,8 @@ class Recipe:
             ("distill_adjusted", "distill_weight", self.distill_weight),
         ):
             value = getattr(self, key)
-            idle = share == 0 and value != _DEFAULTS[key]
-            rules.append(
-                (idle, f"`{key}` is {value!r} but {of} is 0, so it would do nothing; {both}")
-            )
+            told = f"`{key}` is {value!r} but {of} is 0, so it would do nothing; override both together."
+            rules.append((share == 0 and value != _DEFAULTS[key], told))
         for broken, message in rules:
             if broken:
                 raise InputError(message)
