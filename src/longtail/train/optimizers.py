@@ -21,28 +21,32 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     a sharded classifier can't be stepped in one sweep with whole parameters: they have a group of
     their own, with a number for the learning rate.
     """
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    norm = {id(parameter) for module in norms for parameter in module.parameters()}
-    free = norm if recipe.decay == "not-norm" else set()
     on_gpu, adam = device.type == "cuda", recipe.optimizer == "adam"
-    one_by_one: dict[str, Any] = {"lr": recipe.lr, "foreach": False, "fused": False}
-    one_by_one |= {"capturable": False} if adam else {}
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    free = {id(p) for m in norms for p in m.parameters()} if recipe.decay == "not-norm" else set()
     head = {id(p) for p in model.fc.parameters()} if recipe.head_lr != 1 else set()  # type: ignore[union-attr]
+
+    def rate() -> Any:
+        return torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
+
     groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
     for p in model.parameters():
         if not p.requires_grad:
             continue
         # DTensors have this method; to import their class takes longer than all the rest.
-        key = id(p) in free, hasattr(p, "to_local"), id(p) in head
-        options: dict[str, Any] = {"weight_decay": 0.0} if key[0] else {}
-        if key[2]:
-            options |= {"lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr}
-            options["factor"] = recipe.head_lr
-        options |= one_by_one if key[1] else {}
-        groups.setdefault(key, {"params": [], **options})["params"].append(p)
+        key = undecayed, sliced, of_head = id(p) in free, hasattr(p, "to_local"), id(p) in head
+        if key not in groups:
+            options: dict[str, Any] = {"weight_decay": 0.0} if undecayed else {}
+            if of_head:
+                options |= {"lr": rate(), "factor": recipe.head_lr}
+            if sliced:
+                options |= {"lr": recipe.lr, "foreach": False, "fused": False}
+                options |= {"capturable": False} if adam else {}
+            groups[key] = {"params": [], **options}
+        groups[key]["params"].append(p)
     settings: dict[str, Any] = {
         "params": [groups[key] for key in sorted(groups)],
-        "lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr,
+        "lr": rate(),
         "weight_decay": recipe.weight_decay,
         # On a CPU an Adam that is not fused takes a fifth of a step of a head on embeddings.
         "fused": True if on_gpu or adam else None,
@@ -90,14 +94,6 @@ class OwnDecay:
         optimizer: of networks joined along the first axis as by `models.stacked`; parameters that
             it lets not decay (λ = 0 in their group) don't.
         decays: λ_m of each network; the optimiser's λ is the first one's.
-
-    Examples:
-        >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-        >>> w.grad = torch.zeros(2)
-        >>> own = OwnDecay(torch.optim.SGD([w], lr=1.0, weight_decay=0.1), [0.1, 0.3])
-        >>> own.add()
-        >>> w.grad
-        tensor([0.0000, 0.4000])
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, decays: Sequence[float]) -> None:

@@ -143,8 +143,8 @@ class Recipe:
             ("distill_adjusted", "distill_weight", self.distill_weight),
         ):
             value = getattr(self, key)
-            told = f"`{key}` is {value!r} but {of} is 0, so it would do nothing; override both together."
-            rules.append((share == 0 and value != _DEFAULTS[key], told))
+            idle = f"`{key}` is {value!r} but {of} is 0, so it would do nothing"
+            rules.append((share == 0 and value != _DEFAULTS[key], f"{idle}; override both."))
         for broken, message in rules:
             if broken:
                 raise InputError(message)
