@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -370,11 +370,11 @@ def _alike(jobs: Sequence[_Job]) -> Iterable[list[_Job]]:
     """The jobs in as few groups that can step as one as they allow."""
     groups: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
-        recipe = job.planner.recipe
-        alone = () if can_stack(recipe.model) else (id(job),)  # what can't be stacked
+        recipe = replace(job.planner.recipe, name="", image_seed=None)
+        alone = None if can_stack(recipe.model) else job.folder
         # Settings are their precision and teachers.
-        key = recipe.stack_values, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch
-        groups.setdefault((*key, alone), []).append(job)
+        key = recipe, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch, alone
+        groups.setdefault(key, []).append(job)
     return groups.values()
 
 

@@ -31,7 +31,7 @@ from longtail.runs.ensemble import logit_scale
 from longtail.train.averaging import WeightAverage
 from longtail.train.distillation import distillation_loss
 from longtail.train.distributed import ALONE
-from longtail.train.optimizers import OwnDecay, make_optimizer, set_rate
+from longtail.train.optimizers import make_optimizer, set_rate
 from longtail.train.plan import EpochPlan, Planner, pick, stream_seed
 from longtail.train.prefetch import ImageMaker, Resident
 from longtail.train.recipe import Recipe
@@ -57,7 +57,7 @@ class Training:
     """One run on images in memory, or several that step as one.
 
     Args:
-        planners: one per run, with equal batch sizes and recipes with equal `stack_values`.
+        planners: one per run, with equal batch sizes and the same recipe, but for `image_seed`.
         data: the training set on the device.
         precision: ``float32`` or ``bfloat16``, of the networks' features.
         device: where they train.
@@ -66,7 +66,6 @@ class Training:
             for each example of the training set.
 
     Attributes:
-        recipe: the first run's, for what all have in common.
         model: the networks, stacked where there are several.
         batch_sizes: how many examples of each run a step of an epoch takes.
         streams: the runs that see the same images: these are made once, and their teachers asked
@@ -94,8 +93,8 @@ class Training:
         teachers: Teachers | None = None,
     ) -> None:
         self.planners, self.data, self.teachers = list(planners), data, teachers
-        recipe, recipes = planners[0].recipe, [planner.recipe for planner in planners]
-        self.recipe, self.runs, self.batch_sizes = recipe, len(planners), planners[0].batch_sizes
+        self.runs, self.batch_sizes = len(planners), planners[0].batch_sizes
+        recipe = self.recipe = planners[0].recipe
         here = self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self.model: nn.Module = stack([new_network(recipe, data, seed=p.seed) for p in planners])
@@ -105,21 +104,18 @@ class Training:
         if teachers is not None:
             self.loss = _distilled(planners, self.loss, here)
         self.optimizer = make_optimizer(self.model, recipe, here)
-        self.decay, self.sam, self.average = None, None, None
-        if len({one.weight_decay for one in recipes}) > 1:
-            self.decay = OwnDecay(self.optimizer, [one.weight_decay for one in recipes])
+        self.sam, self.average = None, None
         if recipe.sam_rho > 0:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            rho = [one.sam_rho for one in recipes]
-            self.sam = Perturbation(parameters, rho=rho, parts=self.runs)
+            self.sam = Perturbation(parameters, rho=recipe.sam_rho, parts=self.runs)
         if recipe.ema_decay > 0:
             self.average = WeightAverage(self.model, decay=recipe.ema_decay)
 
         streams: dict[tuple[object, ...], list[int]] = {}
-        for run, planner in enumerate(planners):
-            streams.setdefault(planner.image_stream, []).append(run)
-        self.streams = list(streams.values())
-        self.makers = [ImageMaker(data, recipes[runs[0]]) for runs in self.streams]
+        for run, p in enumerate(planners):
+            key = p.image_seed, p.method.sampling, p.kept.numpy().tobytes()
+            streams.setdefault(key, []).append(run)
+        self.streams, self.maker = list(streams.values()), ImageMaker(data, recipe)
         sizes, (channels, height, width) = self.batch_sizes, data.image_shape
         of_a_step = sizes[0] * data.pixels[0].numel() * self.dtype.itemsize
         self.block = min(len(sizes), max(1, _BLOCK_BYTES // of_a_step))
@@ -130,7 +126,7 @@ class Training:
             "inputs": torch.zeros(shape, dtype=self.dtype, device=here),
             "targets": targets,
         }
-        if any(one.cutmix + one.mixup > 0 for one in recipes):
+        if recipe.cutmix + recipe.mixup > 0:
             self.now["seconds"] = torch.zeros_like(targets)
             self.now["shares"] = torch.ones(targets.shape, device=here)
         if teachers is not None:
@@ -176,21 +172,16 @@ class Training:
         first = sum(self.batch_sizes[:number])
         end = first + sum(self.batch_sizes[number : number + self.block])
         chunk = max(1, _CHUNK_BYTES // self.data.pixels[0].nbytes)
-        for stream, (runs, maker) in enumerate(zip(self.streams, self.makers, strict=True)):
+        for stream, runs in enumerate(self.streams):
             plan = self.plans[runs[0]]
             for low in range(first, end, chunk):
                 part = slice(low, min(low + chunk, end))
                 at = slice(part.start - first, part.stop - first)
-                draws = (pick(drawn, part) for drawn in plan[:3])
-                pixels, labels, seconds, shares = maker.make(*draws)
+                pixels, *labels = self.maker.make(*(pick(draws, part) for draws in plan[:3]))
                 for run in runs:
                     block["inputs"][at, :, :, run].copy_(pixels.permute(0, 2, 3, 1))
-                    block["targets"][run, at].copy_(labels)
-                    # A run that mixes nothing, beside one that does, has its own label twice.
-                    if "seconds" in block:
-                        block["seconds"][run, at].copy_(seconds)
-                        if shares is not None:
-                            block["shares"][run, at].copy_(shares)
+                    for name, values in zip(("targets", "seconds", "shares"), labels, strict=False):
+                        block[name][run, at].copy_(values)
             if isinstance(self.teachers, Tensor):
                 rows = plan.images.rows[first:end].to(self.device)
                 block["teacher_logits"][stream, : end - first].copy_(self.teachers[rows])
@@ -240,8 +231,6 @@ class Training:
             with frozen_statistics(self.model):
                 self._losses(images, labels).sum().backward()  # type: ignore[no-untyped-call]
             self.sam.back()
-        if self.decay is not None:
-            self.decay.add()
         set_rate(self.optimizer, self.rates.index_select(0, self.number))
         self.optimizer.step()
         if self.average is not None:
@@ -303,28 +292,21 @@ def _distilled(
 
     (1 − w) · loss + w · T² · KL(teachers ‖ run)
     """
-    recipes = [planner.recipe for planner in planners]
-
-    def each(values: Sequence[float], *shape: int) -> Any:
-        """One number where all runs have the same; a tensor else."""
-        if len(set(values)) == 1:
-            return values[0]
-        return torch.tensor(values, device=device).view(-1, *shape)
-
-    weight = each([one.distill_weight for one in recipes])
-    own = each([1.0 - one.distill_weight for one in recipes])
-    temperature = each([one.distill_temperature for one in recipes], 1, 1)
+    recipe = planners[0].recipe
+    how: dict[str, Any] = {"temperature": recipe.distill_temperature, "reduction": "none"}
+    if recipe.distill_adjusted:
+        log_priors = np.stack([p.prior.log_probs for p in planners])
+        how["log_prior"] = torch.from_numpy(log_priors).float().to(device)[:, None]
     # The teachers' come multiplied by the scales of their losses, so the runs' must be, too.
-    scale = each([logit_scale(p.method.part) for p in planners], 1, 1)
-    log_priors = None
-    if any(one.distill_adjusted for one in recipes):
-        added = [p.prior.log_probs * p.recipe.distill_adjusted for p in planners]
-        log_priors = torch.from_numpy(np.stack(added)).float().to(device)[:, None]
-    how: dict[str, Any] = {"temperature": temperature, "log_prior": log_priors, "reduction": "none"}
+    scales = [logit_scale(p.method.part) for p in planners]
+    scale: Any = scales[0]
+    if len(set(scales)) > 1:
+        scale = torch.tensor(scales, device=device).view(-1, 1, 1)
 
     def losses(logits: Tensor, target: Tensor, *, teacher_logits: Tensor, **mix: Any) -> Tensor:
-        divergence = distillation_loss(scale * logits, teacher_logits, **how)
-        found: Tensor = own * loss(logits, target, **mix) + weight * divergence.mean(1)
+        divergence = distillation_loss(scale * logits, teacher_logits, **how).mean(1)
+        weight = recipe.distill_weight
+        found: Tensor = (1.0 - weight) * loss(logits, target, **mix) + weight * divergence
         return found
 
     return losses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,31 +82,3 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor, known: float | None
             group["lr"].copy_(rate[0] if factor == 1 else factor * rate[0])
         else:
             group["lr"] = factor * (float(rate) if known is None else known)
-
-
-class OwnDecay:
-    """Weight decay of networks side by side that differ in it; an optimiser has one for all.
-
-        g ← g + (λ_m − λ)·w,   for the weights w of network m; the optimiser then adds λ·w
-
-    Args:
-        optimizer: of networks joined along the first axis as by `models.stacked`; parameters that
-            it lets not decay (λ = 0 in their group) don't.
-        decays: λ_m of each network; the optimiser's λ is the first one's.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, decays: Sequence[float]) -> None:
-        self.parameters: list[Tensor] = [
-            p for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]
-        ]
-        # As large as the parameters, so that a few kernels do all of them.
-        self.beyond = [torch.empty_like(p, requires_grad=False) for p in self.parameters]
-        for beyond in self.beyond:
-            for part, decay in zip(beyond.chunk(len(decays)), decays, strict=True):
-                part.fill_(decay - decays[0])
-
-    @torch.no_grad()
-    def add(self) -> None:
-        """Change the gradients, before the optimiser's step."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        torch._foreach_addcmul_(gradients, self.parameters, self.beyond)

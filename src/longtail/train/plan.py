@@ -21,7 +21,7 @@ from longtail.priors import ClassPrior
 from longtail.train.augment import plan_crop_flip
 from longtail.train.methods import Method
 from longtail.train.mixing import MixPlan, draw_partners, plan_cutout, plan_mixing
-from longtail.train.recipe import OF_IMAGES, Recipe, learning_rate
+from longtail.train.recipe import Recipe, learning_rate
 from longtail.train.trivial import plan_trivial_augment
 
 
@@ -102,13 +102,6 @@ class Planner:
                 f"{recipe.batch_size}, and the recipe {recipe.name!r} drops the last, smaller "
                 f"batch; override batch_size."
             )
-
-    @property
-    def image_stream(self) -> tuple[object, ...]:
-        """Equal for runs of one data set that see the same images in the same order."""
-        kept = hashlib.sha256(self.kept.numpy().tobytes()).hexdigest()
-        ways = [getattr(self.recipe, key) for key in OF_IMAGES]
-        return self.image_seed, self.method.sampling, kept, *ways
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return the plan of one epoch, counted from 0."""

@@ -62,17 +62,17 @@ class ImageMaker:
 
     def make(
         self, images: ImageDraws, partners: ImageDraws | None, mixing: MixPlan | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, ...]:
         """Make the images of a plan, or of a part of it.
 
         Returns:
-            Normalised pixels, float32, shape (images, channels, height, width); labels; the
-            partners' labels, or an image's own where it has none; and the shares of the first
-            label, None without mixing.
+            Normalised pixels, float32, shape (images, channels, height, width), and labels; with
+            mixing also the partners' labels, or an image's own where it has none, and the shares
+            of the first label.
         """
         pixels, labels = self._each(images)
         if partners is None or mixing is None:
-            return pixels, labels, labels, None
+            return pixels, labels
         where = (mixing.share < 1).nonzero().squeeze(1)
         index = where.to(self.device, non_blocking=True)
         others, theirs = self._each(pick(partners, where))

@@ -150,20 +150,6 @@ class Recipe:
                 raise InputError(message)
 
     @property
-    def stack_values(self) -> tuple[object, ...]:
-        """Values that runs must have in common to step as one, see `loop.Training`.
-
-        They may differ in what happens to their images; in how much weight decay they have, where
-        all have some; in how far SAM looks, where all of them take its two passes; and in how
-        they learn from teachers, where all do.
-        """
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        for key in ("sam_rho", "weight_decay", "distill_weight"):
-            own[key] = own[key] > 0
-        free = ("name", "image_seed", "distill_temperature", "distill_adjusted", *OF_IMAGES)
-        return tuple(value for key, value in own.items() if key not in free)
-
-    @property
     def evaluation_resize(self) -> int:
         """Pixels of a photograph's shorter side before its centre is cut out: 256 for 224."""
         return round(self.image_size * 256 / 224)
@@ -211,11 +197,6 @@ _OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
 _NAMES = {f.name for f in fields(Recipe)} - {"name"}
 _DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is not MISSING}
 _REQUIRED = _NAMES - _DEFAULTS.keys() - {"model"}
-# What happens to images before a network sees them, beside normalisation.
-OF_IMAGES = (
-    *("crop_padding", "crop_fill", "flip", "trivial_augment", "cutout"),
-    *("cutmix", "mixup", "mixup_alpha", "mix_partner"),
-)
 # What every record has.
 _FROM_THE_START = {"epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay"}
 _FROM_THE_START |= {"warmup_epochs", "schedule", "milestones", "mean", "std"}

@@ -13,7 +13,7 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
@@ -149,20 +149,17 @@ class Perturbation:
 
     Args:
         parameters: to move, on one device.
-        rho: ρ, above 0; or one for each of the networks.
+        rho: ρ, above 0.
         parts: how many networks the parameters are those of, joined along the first axis as by
             `models.stacked`; the norm is each network's own, and every parameter must then have
             a gradient.
     """
 
-    def __init__(
-        self, parameters: Iterable[Tensor], *, rho: float | Sequence[float], parts: int = 1
-    ) -> None:
+    def __init__(self, parameters: Iterable[Tensor], *, rho: float, parts: int = 1) -> None:
         self.parameters, self.parts = list(parameters), parts
         first = self.parameters[0]
         dtype = torch.promote_types(first.dtype, torch.float32)
-        each = rho if isinstance(rho, Sequence) else [rho] * parts
-        self.rho = torch.tensor(each, dtype=dtype, device=first.device)
+        self.rho = torch.full((parts,), rho, dtype=dtype, device=first.device)
         self._before: list[Tensor] = []
         self._moved: list[Tensor] = []
         if parts > 1:  # the network that each number belongs to, all parameters end to end
