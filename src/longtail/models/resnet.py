@@ -137,8 +137,7 @@ class ProjectionShortcut(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return maps of shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
-        conv, bn = self
-        return norm_act(bn, x, conv=conv, relu=False)  # type: ignore[arg-type, no-any-return]
+        return norm_act(self[1], x, conv=self[0], relu=False)  # type: ignore[arg-type, no-any-return]
 
 
 class Block(nn.Module):
