@@ -88,7 +88,7 @@ def crop_flip(
     if index is None:
         index = torch.arange(len(pixels), device=pixels.device)
     out, outside = gather_crops(pixels, index, dy, dx, flip, padding=padding)
-    return fill_outside(out, outside, fill)
+    return out if outside is None else fill_outside(out, outside, fill)
 
 
 def gather_crops(
@@ -119,10 +119,8 @@ def gather_crops(
     return out, (beyond_y[:, :, None] | beyond_x[:, None, :])[:, None]
 
 
-def fill_outside(out: Tensor, outside: Tensor | None, fill: float | Tensor) -> Tensor:
+def fill_outside(out: Tensor, outside: Tensor, fill: float | Tensor) -> Tensor:
     """Give the pixels outside of the images their colour; see `gather_crops`."""
-    if outside is None:
-        return out
     if isinstance(fill, Tensor):
         return torch.where(outside, fill.to(out.dtype)[:, None, None], out)
     return out.masked_fill_(outside, fill)

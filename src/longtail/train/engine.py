@@ -154,10 +154,11 @@ def train_cohort(
     for folder, spec in waiting.items():
         if states[folder] == "begun":
             done[folder] = checkpoint.epochs_done(folder)
-        if weights is not None or not done[folder]:  # a run that goes on needs no file
-            check_start(spec, weights)
         if weights is not None:
+            check_start(spec, weights)
             weights.fitting_run(spec, images)
+        elif SETTING in spec.settings and not done[folder]:  # a run that goes on needs no file
+            check_start(spec, None)
     pool = None
     if any(TEACHERS in spec.settings for spec in waiting.values()):
         pool = TeacherPool(list(waiting.values()), images, root=root, given=teachers)

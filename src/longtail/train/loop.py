@@ -260,10 +260,7 @@ class Training:
         }
 
     saved_state = state  # as a checkpoint has it
-
-    def saved_weights(self, network: nn.Module) -> dict[str, Tensor]:
-        """Return the weights of a network as a run folder has them."""
-        return network.state_dict()
+    saved_weights = staticmethod(nn.Module.state_dict)  # of a network, as a run folder has them
 
     def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's tensors in the places of the run's own."""

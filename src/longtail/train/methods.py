@@ -156,11 +156,16 @@ class Method:
     drw_beta: float = 0.9999
     label_smoothing: float = 0.0
     sampling: str = "instance"
+    # The settings that the loss has no default for and that are not given.
+    lacking: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", Settings(self.settings))
+        known = loss_settings(self.loss)
+        lacking = (key for key, d in known.items() if d is REQUIRED and key not in self.settings)
+        object.__setattr__(self, "lacking", tuple(lacking))
         for key in self.settings:
-            _check_known(key, loss_settings(self.loss), self.loss)
+            _check_known(key, known, self.loss)
         _checks.fraction(self.label_smoothing, name="epsilon")
         _checks.fraction(self.drw_beta, name="beta of drw", below_one=True)
         if self.drw_start is not None:
@@ -192,17 +197,20 @@ class Method:
         """
         text, given = (method, {}) if isinstance(method, str) else (method.name, method.settings)
         try:
-            loss, *extras = parts = [
+            parts = [
                 (name.strip().lower().replace("_", "-"), rest.split(",") if colon else ())
                 for name, colon, rest in (part.partition(":") for part in text.split("+"))
             ]
             names = [name for name, _ in parts]
             _check_names(*names)
             own = {key: value for key, value in given.items() if key not in _EXTRA_KEYS}
-            own |= _typed(*loss, {key: key for key in loss_settings(names[0])})
             extra = {key: value for key, value in given.items() if key in _EXTRA_KEYS}
-            for name, pairs in extras:
-                extra |= _typed(name, pairs, {k: key for k, (key, _) in EXTRAS[name][1].items()})
+            for name, pairs in parts:
+                if pairs and name in EXTRAS:
+                    keys = {typed: key for typed, (key, _) in EXTRAS[name].settings.items()}
+                    extra |= _typed(name, pairs, keys)
+                elif pairs:
+                    own |= _typed(name, pairs, {key: key for key in loss_settings(name)})
             smooth = extra.pop("epsilon", EXTRAS["label-smoothing"].settings["epsilon"][1])
             return cls(
                 loss=names[0],
@@ -233,12 +241,6 @@ class Method:
             if mine[key] != default:
                 settings[key] = mine[key]
         return Part("+".join([self.loss, *extras]), Settings(settings))
-
-    @property
-    def lacking(self) -> list[str]:
-        """The settings that the loss has no default for and that are not given."""
-        wanted = loss_settings(self.loss).items()
-        return [key for key, d in wanted if d is REQUIRED and key not in self.settings]
 
     def criterion(self, prior: ClassPrior) -> PairwiseMarginLoss:
         """Return the loss as a module of (logits, target), for the prior of the training examples.

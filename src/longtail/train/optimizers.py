@@ -25,9 +25,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     free = {id(p) for m in norms for p in m.parameters()} if recipe.decay == "not-norm" else set()
     head = {id(p) for p in model.fc.parameters()} if recipe.head_lr != 1 else set()  # type: ignore[union-attr]
 
-    def rate() -> Any:
-        return torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
-
+    rate: Any = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
     groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
     for p in model.parameters():
         if not p.requires_grad:
@@ -37,7 +35,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
         if key not in groups:
             options: dict[str, Any] = {"weight_decay": 0.0} if undecayed else {}
             if of_head:
-                options |= {"lr": rate(), "factor": recipe.head_lr}
+                options |= {"lr": rate.clone() if on_gpu else rate, "factor": recipe.head_lr}
             if sliced:
                 options |= {"lr": recipe.lr, "foreach": False, "fused": False}
                 options |= {"capturable": False} if adam else {}
@@ -45,7 +43,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
         groups[key]["params"].append(p)
     settings: dict[str, Any] = {
         "params": [groups[key] for key in sorted(groups)],
-        "lr": rate(),
+        "lr": rate,
         "weight_decay": recipe.weight_decay,
         # On a CPU an Adam that is not fused takes a fifth of a step of a head on embeddings.
         "fused": True if on_gpu or adam else None,

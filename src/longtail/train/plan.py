@@ -107,30 +107,40 @@ class Planner:
         """Return the plan of one epoch, counted from 0."""
         recipe, steps = self.recipe, len(self.batch_sizes)
 
-        def drawn(purpose: str) -> dict[str, torch.Generator]:
-            seed = stream_seed(self.image_seed, purpose, epoch)
-            return {"generator": torch.Generator().manual_seed(seed)}
+        def numbers(purpose: str) -> torch.Generator:
+            return torch.Generator().manual_seed(stream_seed(self.image_seed, purpose, epoch))
 
-        def images(rows: Tensor, prefix: str) -> ImageDraws:
+        def images(rows: Tensor, of: str) -> ImageDraws:
             """Draw what happens to each image by itself."""
             found: list[Tensor | None] = [None] * 6
             if recipe.crop_padding or recipe.flip:
-                how: dict[str, Any] = {"padding": recipe.crop_padding, "flip": recipe.flip}
-                found[:3] = plan_crop_flip(len(rows), **how, **drawn(prefix + "crop"))
+                found[:3] = plan_crop_flip(
+                    len(rows),
+                    padding=recipe.crop_padding,
+                    flip=recipe.flip,
+                    generator=numbers(of + "crop"),
+                )
             if recipe.trivial_augment:
-                how = drawn(prefix + "trivial-augment")
-                found[3:5] = plan_trivial_augment(len(rows), **how)
+                generator = numbers(of + "trivial-augment")
+                found[3:5] = plan_trivial_augment(len(rows), generator=generator)
             if recipe.cutout:
-                found[5] = plan_cutout(len(rows), **drawn(prefix + "cutout"))
+                found[5] = plan_cutout(len(rows), generator=numbers(of + "cutout"))
             return ImageDraws(rows, *found)
 
         order = torch.from_numpy(self.sampler.indices(epoch)[: sum(self.batch_sizes)])
         partners, mixing, count = None, None, len(order)
         if recipe.cutmix + recipe.mixup > 0:
-            how: dict[str, Any] = {"rule": recipe.mix_partner, **drawn("partners")}
-            partners = images(self.kept[draw_partners(self.labels, count, **how)], "partners' ")
-            how = {key: getattr(recipe, key) for key in ("cutmix", "mixup", "mixup_alpha")}
-            mixing = plan_mixing(count, **how, **drawn("mixing"))
+            others = draw_partners(
+                self.labels, count, rule=recipe.mix_partner, generator=numbers("partners")
+            )
+            partners = images(self.kept[others], "partners' ")
+            mixing = plan_mixing(
+                count,
+                cutmix=recipe.cutmix,
+                mixup=recipe.mixup,
+                mixup_alpha=recipe.mixup_alpha,
+                generator=numbers("mixing"),
+            )
         rates = [learning_rate(recipe, epoch * steps + number, steps) for number in range(steps)]
         weights: Any = self.method.class_weights(self.prior, epoch, recipe.epochs)
         weights = torch.ones(self.prior.num_classes) if weights is None else weights

@@ -95,11 +95,12 @@ class ImageMaker:
         if crops.is_floating_point():  # embeddings come as they are
             return crops, labels
         if draws.operation is not None and draws.strength is not None:
-            crops, outside = fill_outside(crops, outside, self.grey), None
+            if outside is not None:
+                crops, outside = fill_outside(crops, outside, self.grey), None
             crops = trivial_augment(crops, draws.operation, draws.strength)
-        color = {"mean": self.mean, "std": self.std, "pixel_range": self.data.pixel_range}
-        # Filled after normalisation, the padding may have any colour.
-        pixels = fill_outside(normalize(crops, **color), outside, self.border)
+        pixels = normalize(crops, mean=self.mean, std=self.std, pixel_range=self.data.pixel_range)
+        if outside is not None:  # after normalisation, so that the padding may have any colour
+            pixels = fill_outside(pixels, outside, self.border)
         if draws.hole is not None:
             pixels = cutout(pixels, draws.hole, size=self.recipe.cutout)
         return pixels, labels

@@ -88,23 +88,25 @@ class Recipe:
 
     def __post_init__(self) -> None:
         try:
-            self._check()
+            for one in fields(self):
+                name, value, check = one.name, getattr(self, one.name), _CHECKS.get(one.name)
+                if value == one.default and type(value) is type(one.default):
+                    continue
+                if name in CHOICES:
+                    _checks.choice(value, CHOICES[name], name=name)
+                elif isinstance(one.default, bool) and not isinstance(value, bool):
+                    raise InputError(f"`{name}` must be true or false; got {value!r}.")
+                elif check is not None and name in ("mean", "std"):
+                    each = value if isinstance(value, list | tuple) else [value]
+                    object.__setattr__(self, name, tuple(check(v, name=name) for v in each))
+                elif check is not None:
+                    object.__setattr__(self, name, check(value, name=name))
+            self._check_together()
         except InputError as error:
             raise InputError(f"recipe {self.name!r}: {error}") from None
 
-    def _check(self) -> None:
-        """Check each value and bring it into one form, then those that depend on each other."""
-        for one in fields(self):
-            name, value, check = one.name, getattr(self, one.name), _CHECKS.get(one.name)
-            if name in CHOICES:
-                _checks.choice(value, CHOICES[name], name=name)
-            elif isinstance(one.default, bool) and not isinstance(value, bool):
-                raise InputError(f"`{name}` must be true or false; got {value!r}.")
-            elif name in ("mean", "std"):
-                each = value if isinstance(value, list | tuple) else [value]
-                object.__setattr__(self, name, tuple(_CHECKS[name](v, name=name) for v in each))
-            elif check is not None and value is not None:
-                object.__setattr__(self, name, check(value, name=name))
+    def _check_together(self) -> None:
+        """Refuse values that don't go together, and settings of an ingredient that is off."""
         rules = [
             (
                 self.image_size > 0 and self.crop_padding > 0,

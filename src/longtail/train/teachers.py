@@ -135,6 +135,8 @@ def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -
             f"may have seen images that its student holds out; it, and every member of an "
             f"ensemble, must be trained with --held-out {held_out:g} and seed {student.seed}."
         )
+    elif not saved and run.members and not run.has_model:
+        other = f"is an ensemble; name its members as teachers instead: {', '.join(run.members)}."
     elif not saved:
         run.model()  # says why there are no weights
     else:

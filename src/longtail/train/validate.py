@@ -55,7 +55,8 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
     for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
         recipe, method = Recipe.of(spec), Method.of(spec.method)
         choice(spec.settings.get("precision", "float32"), ("float32", "bfloat16"), name="precision")
-        _check_teaching(spec, recipe)
+        if recipe.distill_weight or TEACHERS in spec.settings:
+            _check_teaching(spec, recipe)
         if recipe.classifier == "sharded" or recipe.sampled_classes:
             _check_many_classes(spec, recipe, method, images, processes)
         method.criterion(images.prior)
@@ -123,7 +124,7 @@ def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
             f"{name} has distill_weight 0, so the teachers that are named would do nothing; take "
             f"the recipe strong-student, or set distill_weight (--set)."
         )
-    if recipe.distill_weight and not teachers:
+    if not teachers:
         raise InputError(
             f"{name} has distill_weight {recipe.distill_weight:g} and needs teachers; name their "
             f"run folders (--teachers RUN), or take a recipe without them, such as strong."
