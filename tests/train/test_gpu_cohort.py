@@ -112,41 +112,9 @@ def test_students_learn_from_teachers_in_captured_steps():
         planners = plans(METHODS[:2], **settings)
         one = stepper(planners, graphs=graphs, teachers=lambda x: x.flatten(1) @ weights)
         assert one.now["teacher_logits"].shape == (1, len(IMAGES), 3)
-        assert (one.beside is not None) == graphs
         made[graphs] = [run_epoch([one], [epoch])[0] for epoch in range(4)]
     np.testing.assert_allclose(made[True][:2], made[False][:2], rtol=2e-3)
     np.testing.assert_allclose(made[True], made[False], rtol=0.05)
-
-
-def test_what_is_made_aside_is_what_would_be_made_in_line():
-    """Slow teachers: the steps would be done long before the answers, if they did not wait."""
-    weights = torch.randn(3 * 32 * 32, 3, device=CUDA) / 30
-    answered, found = [], []
-
-    def teachers(images):
-        torch.cuda._sleep(20_000_000)  # some ten milliseconds
-        answered.append(torch.cuda.current_stream())
-        return images.flatten(1) @ weights
-
-    for aside in (True, False):
-        planners = plans(["softmax"], distill_weight=0.8, cutmix=0.5, epochs=6)
-        one = stepper(planners, teachers=teachers)
-        beside = one.beside.stream
-        if not aside:
-            one.beside = None
-        answered.clear()
-        blocks = []
-        for epoch in range(6):
-            run_epoch([one], [epoch])
-            with one.active():  # and no waiting for what is made aside
-                blocks.append({k: v.clone() for k, v in one.now.items()})
-        torch.cuda.synchronize()
-        assert len(answered) == 6  # once an epoch, and nothing for a seventh
-        assert sum(stream == beside for stream in answered) == (5 if aside else 0)
-        found.append(blocks)
-    for mine, its in zip(*found, strict=True):
-        for name, value in mine.items():
-            assert torch.equal(value, its[name]), name
 
 
 def spec(method="logit-adjusted", seed=0, *, held_out=0.0, **overrides):

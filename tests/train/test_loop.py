@@ -196,28 +196,6 @@ def test_a_student_with_cosines_is_compared_as_its_loss_scales_them():
         assert loss == pytest.approx(float(divergence), rel=1e-4)
 
 
-def test_a_block_made_ahead_is_the_one_that_would_be_made():
-    """Also where another epoch comes than the one it was made for."""
-    settings = {"distill_weight": 0.5, "cutmix": 0.5}
-    planners = [
-        planner("logit-adjusted", 0, **settings, image_seed=3),
-        planner("softmax", 1, **settings, image_seed=4),
-        planner("softmax+over-sampling", 2, **settings, image_seed=3),
-    ]
-    teachers, asked = linear_teachers()
-    plain, early = (stepper(*planners, teachers=teachers) for _ in range(2))
-    early.ahead = {name: value.clone() for name, value in early.now.items()}
-    for made, epoch in ((0, 0), (1, 1), (1, 2), (3, 3), (0, 0)):
-        early.make_ahead(made)
-        asked.clear()
-        losses = [run_epoch([one], [epoch])[0] for one in (early, plain)]
-        assert len(asked) == (3 if made == epoch else 6)  # streams, of one training or of both
-        assert losses[0] == losses[1]
-        for name, value in plain.now.items():
-            assert torch.equal(value, early.now[name]), (name, epoch)
-        assert early.now["inputs"].data_ptr() != early.ahead["inputs"].data_ptr()
-
-
 def test_students_of_the_same_images_ask_their_teachers_once():
     settings = {"distill_weight": 0.8, "distill_temperature": 2.0, "distill_adjusted": True}
     planners = [

@@ -39,12 +39,6 @@ from longtail.train.sam import Perturbation, frozen_statistics
 
 # Normalised images (n, channels, h, w) -> logits (n, L); or logits of all examples.
 Teachers = Callable[[Tensor], Tensor] | Tensor
-# The batches of some steps, one after the other:
-#   inputs           images, shape (positions, height, width, runs, channels)
-#   targets          labels, shape (runs, positions)
-#   seconds, shares  the labels of what was mixed in and the shares of the first, likewise
-#   teacher_logits   shape (image streams, positions, num_classes), where runs have teachers
-Block = dict[str, Tensor]
 
 _CHUNK_BYTES = 2**27  # of pixels that are made at once, before they become float32
 _TEACHER_BATCH = 4096  # images that teachers see at once
@@ -71,17 +65,18 @@ class Training:
         streams: the runs that see the same images: these are made once, and their teachers asked
             once.
         block: how many steps have their batches made at once.
-        now: the batches that steps look in.
-        ahead: those of the coming epoch's first block, where they are made beside the steps.
+        now: the batches of these steps, one after the other: `inputs`, the images, of shape
+            (positions, height, width, runs, channels); their `targets`, (runs, positions), and
+            where images are mixed `seconds` and `shares`, the labels of what was mixed in and the
+            shares of the first, likewise; `teacher_logits`, (streams, positions, num_classes).
     """
 
     on_disk, world, how = False, ALONE, None  # as `streamed` has them
     skipped = 0  # images that could not be read: none in memory
-    # On a GPU, see `cuda_graphs`: the context in which everything has to happen, the captured
-    # step of each batch size, and the stream for what is made ahead.
+    # On a GPU, see `cuda_graphs`: the context in which everything has to happen, and the captured
+    # step of each batch size.
     active: Any = nullcontext
     graphs: Mapping[int, Any] = MappingProxyType({})
-    beside: Any = None
 
     def __init__(
         self,
@@ -122,7 +117,7 @@ class Training:
         positions = sum(sizes[: self.block])
         shape = (positions, height, width, self.runs, channels)
         targets = torch.zeros(self.runs, positions, dtype=torch.int64, device=here)
-        self.now: Block = {
+        self.now = {
             "inputs": torch.zeros(shape, dtype=self.dtype, device=here),
             "targets": targets,
         }
@@ -132,10 +127,7 @@ class Training:
         if teachers is not None:
             answers = (len(self.streams), positions, data.num_classes)
             self.now["teacher_logits"] = torch.zeros(answers, device=here)
-        self.ahead: Block = {}
-        self._ahead_of = -1  # the epoch whose first block that is
-        self._epoch, self._planned = -1, -1  # which epoch is trained, and which `plans` are of
-        self.plans: list[EpochPlan] = []
+        self._planned, self.plans = -1, list[EpochPlan]()  # and the epoch that they are of
         self.rates = torch.zeros(len(sizes), device=here)
         self.offsets = torch.arange(sizes[0], device=here)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=here)
@@ -145,7 +137,6 @@ class Training:
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
         self.look_ahead(epoch)
-        self._epoch = epoch
         self.rates.copy_(self.plans[0].rates)
         begin_epoch(self.planners, self.plans, self.criteria, self.generators, epoch)
         self.number.zero_()
@@ -159,18 +150,13 @@ class Training:
             self._planned = epoch
 
     def prepare(self, number: int) -> None:
-        """Before step `number`, where a block of steps begins: have all its batches at hand."""
-        if number == 0 and self.ahead and self._ahead_of == self._epoch:
-            for name, value in self.now.items():
-                value.copy_(self.ahead[name])
-        else:
-            self._fill(self.now, number)
-        self.cursor.zero_()
+        """Before step `number`, where a block of steps begins: make all its batches.
 
-    def _fill(self, block: Block, number: int) -> None:
-        """Make the batches of the steps from `number` on, and ask the teachers about them."""
+        Teachers are asked about them, too.
+        """
         first = sum(self.batch_sizes[:number])
         end = first + sum(self.batch_sizes[number : number + self.block])
+        now = self.now
         chunk = max(1, _CHUNK_BYTES // self.data.pixels[0].nbytes)
         for stream, runs in enumerate(self.streams):
             plan = self.plans[runs[0]]
@@ -179,25 +165,19 @@ class Training:
                 at = slice(part.start - first, part.stop - first)
                 pixels, *labels = self.maker.make(*(pick(draws, part) for draws in plan[:3]))
                 for run in runs:
-                    block["inputs"][at, :, :, run].copy_(pixels.permute(0, 2, 3, 1))
+                    now["inputs"][at, :, :, run].copy_(pixels.permute(0, 2, 3, 1))
                     for name, values in zip(("targets", "seconds", "shares"), labels, strict=False):
-                        block[name][run, at].copy_(values)
+                        now[name][run, at].copy_(values)
             if isinstance(self.teachers, Tensor):
                 rows = plan.images.rows[first:end].to(self.device)
-                block["teacher_logits"][stream, : end - first].copy_(self.teachers[rows])
+                now["teacher_logits"][stream, : end - first].copy_(self.teachers[rows])
             elif self.teachers is not None:
                 for low in range(0, end - first, _TEACHER_BATCH):
                     at = slice(low, min(low + _TEACHER_BATCH, end - first))
-                    seen = block["inputs"][at, :, :, runs[0]].float().permute(0, 3, 1, 2)
+                    seen = now["inputs"][at, :, :, runs[0]].float().permute(0, 3, 1, 2)
                     with torch.no_grad():
-                        block["teacher_logits"][stream, at].copy_(self.teachers(seen))
-
-    def make_ahead(self, epoch: int) -> None:
-        """Make the first block of an epoch to come, in `ahead`, where `prepare` will find it."""
-        self.look_ahead(epoch)
-        self._ahead_of = -1  # as long as it is half made
-        self._fill(self.ahead, 0)
-        self._ahead_of = epoch
+                        now["teacher_logits"][stream, at].copy_(self.teachers(seen))
+        self.cursor.zero_()
 
     def step(self, size: int) -> None:
         """One step of every run on its next `size` examples of the block."""
@@ -378,10 +358,7 @@ def take_step(training: Any, number: int) -> None:
     size = training.batch_sizes[number]
     with training.active():
         if number % training.block == 0:
-            # The first block may have been made beside the steps.
-            beside = training.beside if number == 0 else None
-            with nullcontext() if beside is None else beside.taking():
-                training.prepare(number)
+            training.prepare(number)
         if training.graphs:
             training.graphs[size].replay()
         else:
@@ -418,8 +395,6 @@ def run_epoch(
     for training, epoch in zip(trainings, epochs, strict=True):
         if training.graphs:  # while the GPU works through what is queued
             training.look_ahead(epoch + 1)
-            if training.beside is not None and epoch + 1 < training.recipe.epochs:
-                training.beside.make(training, epoch + 1)
     losses = []
     for training in trainings:
         with training.active():
