@@ -30,9 +30,6 @@ def plan_crop_flip(
         flip: whether half of the images are mirrored.
         generator: on the CPU.
 
-    Returns:
-        dy, dx and flip, int64 on the CPU, each of shape (count,).
-
     Examples:
         >>> dy, dx, flip = plan_crop_flip(
         ...     1000, padding=4, flip=True, generator=torch.Generator().manual_seed(0)
@@ -94,12 +91,10 @@ def crop_flip(
 def gather_crops(
     images: Tensor, index: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, *, padding: int
 ) -> tuple[Tensor, Tensor | None]:
-    """The crops of `crop_flip` with the image's edge repeated beyond it, and where that is.
+    """Return the crops of `crop_flip` with the edge repeated, and a mask of what lies outside.
 
-    So what lies outside may be filled after normalisation, with colours that integers can't hold.
-
-    Returns:
-        The batch, and a mask of shape (batch, 1, height, width) for `fill_outside`.
+    So `fill_outside` may come after normalisation, with colours that integers can't hold. The mask
+    has the shape (batch, 1, height, width), and is None without padding.
     """
     height, width = images.shape[2:]
     column = torch.arange(width, device=images.device)

@@ -74,7 +74,7 @@ def epochs_done(folder: Path) -> int:
 def delete_all(folder: Path) -> None:
     """Delete a finished run's checkpoints, whole or not."""
     for path in sorted(folder.glob("checkpoint-*")):  # records before the tensors that they name
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:

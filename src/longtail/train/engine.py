@@ -26,7 +26,6 @@ import numpy as np
 import torch
 
 from longtail import metrics
-from longtail._checks import InputError
 from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
@@ -164,12 +163,8 @@ def train_cohort(
         pool = TeacherPool(list(waiting.values()), images, root=root, given=teachers)
     if world.first:
         for folder in folders.keys() - waiting.keys():
-            # Left by a kill just before the end. Where only reading is allowed, or another process
-            # is at work, they may stay.
-            if any(folder.glob("checkpoint-*")):
-                with suppress(OSError, InputError), files.exclusive(folder):
-                    if Run.open(folder, verify=False, unfinished=True).finished:  # still
-                        checkpoint.delete_all(folder)
+            with suppress(OSError):  # where only reading is allowed, they may stay
+                checkpoint.delete_all(folder)  # left by a kill just before the end
         for told in dict.fromkeys(unreached_rates(spec) for spec in waiting.values()):
             if told:
                 logger.warning(told)
@@ -479,14 +474,14 @@ def _finish(job: _Job, training: Any, member: int, together: int, world: World) 
 def explained(runs: int = 0, *, on_disk: bool = False) -> Iterator[None]:
     """Turn the failure of a GPU that some runs share into one line with its cost and a remedy."""
     unlost = "Nothing written is lost: the same command goes on from the last checkpoints."
+    what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
+    if on_disk:
+        what = "a part of the batch; take it in smaller ones (--micro-batch N)."
+    elif runs > 1:
+        what = f"{runs} runs at once; train fewer together (--together N, together=N)."
     try:
         yield
     except torch.OutOfMemoryError as error:
-        what = f"{runs} runs at once; train fewer together (--together N, together=N)."
-        if on_disk:
-            what = "a part of the batch; take it in smaller ones (--micro-batch N)."
-        elif runs < 2:
-            what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
         raise RunError(f"train: the GPU's memory does not hold {what} {unlost}") from error
     except RuntimeError as error:
         said = " ".join(str(error).splitlines()[:2])
