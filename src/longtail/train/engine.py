@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,7 @@ def train_cohort(
     tell()
     on_disk, diverged = isinstance(images, ListedImages), list[Path]()
     at_once = together if device.type == "cuda" and not on_disk else 1
+    after_step = tell if within_epoch else None
     common = _Common(images, images, pool, weights, device, command, world, streaming)
     if waiting and not isinstance(images, ListedImages):
         with explained():
@@ -198,47 +199,44 @@ def train_cohort(
                 for folder in wave
                 if states[folder] != "finished"
             ]
-            alike = _alike(jobs) if at_once > 1 else [[job] for job in jobs]
-            groups = [_Group(one, _place(one, common)) for one in alike]
-            while active := [group for group in groups if not group.done]:
+            for alike in _alike(jobs) if at_once > 1 else [[job] for job in jobs]:
+                _place(alike, common)
+            saved = time.monotonic()
+            while active := {job.training: job.epoch for job in jobs if not job.done}:
                 began = time.monotonic()
-                losses = run_epoch(
-                    [group.training for group in active],
-                    [group.jobs[0].epoch for group in active],
-                    after_step=tell if within_epoch else None,
-                )
-                took = (time.monotonic() - began) / sum(len(group.jobs) for group in active)
-                for group, of_group in zip(active, losses, strict=True):
-                    for member, (job, loss) in enumerate(zip(group.jobs, of_group, strict=True)):
-                        job.epoch += 1
-                        job.seconds += took
-                        if job.diverged:
-                            continue
-                        job.diverged = not math.isfinite(loss)
-                        end = _log(job, group.training, member, loss, world)
-                        done[job.folder] = job.epoch
-                        if after_epoch is not None:
-                            after_epoch(end)
-                        # A bar leaves room for 36 letters: what says least comes last.
-                        held, text = end.held_out_error, f"loss {loss:.2f}"
-                        text += "" if held is None else f" held-out {held:.1%}"
-                        text += f" epoch {job.epoch}/{end.epochs}"
-                        text += f" ({method_words(job.spec)}, seed {job.spec.seed})"
-                        tell()
-                for group in active:
-                    due = time.monotonic() - group.saved >= checkpoint_seconds and not group.done
-                    if world.tell(due):  # all processes take part in it, or none
-                        _save(group)
+                found = run_epoch(list(active), list(active.values()), after_step=after_step)
+                losses = dict(zip(map(id, active), found, strict=True))
+                stepped = [job for job in jobs if id(job.training) in losses]
+                for job in stepped:
+                    loss = losses[id(job.training)][job.member]
+                    job.epoch += 1
+                    job.seconds += (time.monotonic() - began) / len(stepped)
+                    if job.diverged:
+                        continue
+                    job.diverged = not math.isfinite(loss)
+                    end = _log(job, loss, world)
+                    done[job.folder] = job.epoch
+                    if after_epoch is not None:
+                        after_epoch(end)
+                    # A bar leaves room for 36 letters: what says least comes last.
+                    held, text = end.held_out_error, f"loss {loss:.2f}"
+                    text += "" if held is None else f" held-out {held:.1%}"
+                    text += f" epoch {job.epoch}/{end.epochs}"
+                    text += f" ({method_words(job.spec)}, seed {job.spec.seed})"
+                    tell()
+                # All processes take part in saving, or none.
+                if world.tell(time.monotonic() - saved >= checkpoint_seconds):
+                    _save([job for job in jobs if not job.done])
+                    saved = time.monotonic()
                 # What is at its end is better finished.
-                if stop is not None and not all(group.done for group in groups) and stop():
-                    for group in groups:
-                        _save(group)
+                if stop is not None and not all(job.done for job in jobs) and stop():
+                    _save([job for job in jobs if not job.diverged])
                     raise StoppedError
-            for group in groups:
-                for member, job in enumerate(group.jobs):
-                    if not job.diverged:
-                        _finish(job, group.training, member, len(group.jobs), world)
-                group.training = None  # memory and workers, before the next ones take theirs
+            for job in jobs:
+                if not job.diverged:
+                    _finish(job, world)
+            for job in jobs:  # memory and workers, before the next ones take theirs
+                job.training = None
             diverged += [job.folder for job in jobs if job.diverged]
     world.tell()  # what the first process wrote: all must find the same runs finished
     if diverged:
@@ -305,25 +303,18 @@ class _Job:
     folder: Path
     planner: Planner
     held: Any  # the held-out images, or None
-    writer: RunWriter | None  # None in processes that leave the writing to the first one
-    start: checkpoint.Checkpoint | None
+    writer: RunWriter | None = None  # in processes that leave the writing to the first one
+    start: checkpoint.Checkpoint | None = None
     epoch: int = 0
     seconds: float = 0.0
     diverged: bool = False
-
-
-@dataclass
-class _Group:
-    """Runs that step as one, in their training's order."""
-
-    jobs: list[_Job]
-    training: Any
-    saved: float = field(default_factory=time.monotonic)
+    training: Any = None  # which steps it, as its member of that number, of so many together
+    member: int = 0
+    together: int = 1
 
     @property
     def done(self) -> bool:
-        job = self.jobs[0]
-        return job.epoch >= job.planner.recipe.epochs or all(job.diverged for job in self.jobs)
+        return self.diverged or self.epoch >= self.planner.recipe.epochs
 
 
 def _open_job(folder: Path, spec: RunSpec, state: str, common: _Common) -> _Job:
@@ -337,7 +328,7 @@ def _open_job(folder: Path, spec: RunSpec, state: str, common: _Common) -> _Job:
     prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
     recipe, method = Recipe.of(spec), Method.of(spec.method)
     planner = Planner(recipe, method, images.labels, kept, prior, seed=spec.seed)
-    job = _Job(spec, folder, planner, held, None, None)
+    job = _Job(spec, folder, planner, held)
     where = device_words(common.device, world.count)
     if world.first and state == "begun":
         job.writer = RunWriter.resume(folder, spec, device=where)
@@ -374,8 +365,8 @@ def _alike(jobs: Sequence[_Job]) -> Iterable[list[_Job]]:
     return groups.values()
 
 
-def _place(jobs: Sequence[_Job], common: _Common) -> Any:
-    """The training of jobs that step as one, each where it was left."""
+def _place(jobs: Sequence[_Job], common: _Common) -> None:
+    """Make the training of jobs that step as one, each where it was left."""
     data, world, pool = common.data, common.world, common.pool
     spec, planners = jobs[0].spec, [job.planner for job in jobs]
     how: dict[str, Any] = {"device": common.device}
@@ -392,6 +383,7 @@ def _place(jobs: Sequence[_Job], common: _Common) -> Any:
         make = partial(StreamedTraining, planners[0], data, **how)  # type: ignore[arg-type]
     training = place(make, device=common.device, graphs=isinstance(data, Resident))
     for member, job in enumerate(jobs):
+        job.training, job.member, job.together = training, member, len(jobs)
         with training.active():
             if job.start is None and SETTING in job.spec.settings:
                 check_start(job.spec, common.weights)  # its checkpoint was damaged
@@ -402,18 +394,17 @@ def _place(jobs: Sequence[_Job], common: _Common) -> Any:
             if job.start is not None:
                 training.load_state(member, job.start.tensors)
                 job.start = None
-    return training
 
 
-def _log(job: _Job, training: Any, member: int, loss: float, world: World) -> EpochEnd:
+def _log(job: _Job, loss: float, world: World) -> EpochEnd:
     """Measure the held-out error where it is due, and write a line of the log."""
-    recipe, error = job.planner.recipe, None
+    recipe, training, error = job.planner.recipe, job.training, None
     # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
     every = 1 if training.device.type == "cpu" else max(1, recipe.epochs // 20)
     due = job.epoch == recipe.epochs or job.epoch % every == 0
     if job.held is not None and due and not job.diverged:
         with training.active():
-            answers = _held_out(job, training, training.network(member), gathered=False)
+            answers = _held_out(job, training.network(job.member), gathered=False)
         # The loss is of the weights before the last step, which may be the one too many.
         job.diverged = world.tell(answers is not None and not np.isfinite(answers).all())
         if answers is not None and not job.diverged:
@@ -429,29 +420,27 @@ def _log(job: _Job, training: Any, member: int, loss: float, world: World) -> Ep
     return EpochEnd(job.spec, job.folder, job.epoch, recipe.epochs, loss, error, rate)
 
 
-def _held_out(job: _Job, training: Any, network: Any, *, gathered: bool) -> Any:
+def _held_out(job: _Job, network: Any, *, gathered: bool) -> Any:
     """The logits of the held-out part on the first process, see `network_logits`."""
-    how = {"world": training.world, "streaming": training.how, "gathered": gathered}
+    how = {"world": job.training.world, "streaming": job.training.how, "gathered": gathered}
     return network_logits(network, job.held, job.planner.recipe, **how)
 
 
-def _save(group: _Group) -> None:
-    with group.training.active():
-        for member, job in enumerate(group.jobs):
-            if not job.diverged:
-                state = group.training.saved_state(member)  # every process has a part in it
-                if job.writer is not None:
-                    checkpoint.save(job.folder, state, epochs=job.epoch, seconds=job.seconds)
-    group.saved = time.monotonic()
+def _save(jobs: Sequence[_Job]) -> None:
+    for job in jobs:
+        with job.training.active():
+            state = job.training.saved_state(job.member)  # every process has a part in it
+            if job.writer is not None:
+                checkpoint.save(job.folder, state, epochs=job.epoch, seconds=job.seconds)
 
 
-def _finish(job: _Job, training: Any, member: int, together: int, world: World) -> None:
+def _finish(job: _Job, world: World) -> None:
     """Write the weights and the held-out logits, unless the last step was one too many."""
-    logits = None
+    training, logits = job.training, None
     with training.active():
-        model = training.network(member)
+        model = training.network(job.member)
         if job.held is not None:
-            logits = _held_out(job, training, model, gathered=True)
+            logits = _held_out(job, model, gathered=True)
         # Every process has a part in these.
         head, weights = head_of(model, job.planner.recipe), training.saved_weights(model)
         lost = logits is not None and not np.isfinite(logits).all()
@@ -464,7 +453,7 @@ def _finish(job: _Job, training: Any, member: int, together: int, world: World) 
             labels, data = job.held.labels, job.held.fingerprint
             # A run killed while it finished left some, to be replaced.
             job.writer.write_logits("held-out", logits, labels, **head, data=data, replace=True)
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": together}
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": job.together}
     facts |= {"processes": world.count} if training.on_disk else {}
     job.writer.finish(seconds=job.seconds, **facts)
     checkpoint.delete_all(job.folder)
