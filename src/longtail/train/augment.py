@@ -66,7 +66,7 @@ def crop_flip(
         flip: other than 0: mirror left and right, after the crop; shape (batch,).
         padding: pixels added on each side.
         fill: value of the padding: one number that the pixels' dtype can hold, or a tensor of
-            shape (channels,). 0 on raw pixels is black; see `Recipe.border` for normalised ones.
+            shape (channels,). 0 is black on raw pixels, −mean/std on normalised ones.
         index: which images make the batch, shape (batch,); all of them, in order, if None.
 
     Returns:

@@ -38,7 +38,7 @@ def _milestones(value: Any, *, name: str) -> tuple[tuple[int, float], ...]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything about training that is not data, method or seed, field by field."""
+    """Everything about training that is not data, method or seed; texts are one of `CHOICES`."""
 
     name: str  # as the command line calls it
     model: str  # a key of `models.MODELS`
@@ -331,6 +331,8 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         key = key.replace("-", "_")
         if not key or not value:
             raise InputError(f"overrides are written as name=value; got {text!r}.")
+        if key not in _NAMES:  # said before data are read
+            raise InputError(f"override {text!r}: {unknown('value', key, sorted(_NAMES))}")
         if key in found:
             raise InputError(f"overrides: {key!r} is given twice.")
         try:
