@@ -5,9 +5,9 @@
     python benchmarks/bench_students.py --show results/bench_students.json
 
 Students of the recipe `strong-student`, which share their images, and finished runs that teach
-them. An epoch is timed with answers that are at hand already (zeros), with teachers that answer
-before its first step, and with teachers that answer aside, while the epoch before is stepped
-through, as training does; the three take turns. Beside them, the time of the answers alone.
+them. An epoch is timed with answers that are at hand already (zeros), and with teachers that
+answer before its first step, as training does; the two take turns. Beside them, the time of the
+answers alone.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from longtail.train.teachers import Teachers, names_of
 METHOD = "softmax+over-sampling"
 
 
-def student_stepper(images, resident, recipe, teachers, *, students, aside):
+def student_stepper(images, resident, recipe, teachers, *, students):
     def make():
         return Training(
             planners(images, range(students), recipe, METHOD),
@@ -42,10 +42,7 @@ def student_stepper(images, resident, recipe, teachers, *, students, aside):
             teachers=teachers,
         )
 
-    one = place(make, device=DEVICE)
-    if not aside:
-        one.beside = None
-    return one
+    return place(make, device=DEVICE)
 
 
 def answer_seconds(teachers, images, times=5):
@@ -74,14 +71,10 @@ def measure(path, folder, *, count, students, epochs):
     networks = Teachers(runs, recipe, resident, device=DEVICE)
     at_hand = torch.zeros(len(images), images.num_classes, device=DEVICE)
     rows = {}
-    ways = {
-        "answers at hand": (at_hand, False),
-        "teachers before": (networks, False),
-        "teachers aside": (networks, True),
-    }
+    ways = {"answers at hand": at_hand, "teachers": networks}
     steppers = {
-        name: student_stepper(images, resident, recipe, teachers, students=students, aside=aside)
-        for name, (teachers, aside) in ways.items()
+        name: student_stepper(images, resident, recipe, teachers, students=students)
+        for name, teachers in ways.items()
     }
     for _ in range(2):
         for name, one in steppers.items():

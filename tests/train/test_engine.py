@@ -10,7 +10,7 @@ import torch
 from longtail import InputError
 from longtail.runs.folder import RunError
 from longtail.train import engine
-from longtail.train.engine import evaluate, train, train_cohort, validate
+from longtail.train.engine import evaluate, train, train_cohort
 from longtail.train.recipe import get_recipe
 from train_factory import DIGITS as DATA
 from train_factory import digits_spec, make_images, make_planner, make_stepper, uncropped
@@ -38,11 +38,6 @@ def test_the_last_batch_is_dropped_where_the_recipe_says_so(drop_last, size, siz
 def test_batches_that_can_not_be_made_are_refused():
     with pytest.raises(InputError, match="has 10 examples, fewer than one batch of 16"):
         make_planner(get_recipe("digits", batch_size=16, drop_last=True), make_images((7, 2, 1)))
-    # Of images of 32 x 32 the ImageNet networks make maps of one pixel.
-    one = spec(model="resnet18", batch_size=4, epochs=1, warmup_epochs=0)
-    advice = "the last batch of an epoch would have 1 of 9 .* set drop_last=true or another"
-    with pytest.raises(InputError, match=advice):
-        validate([one], make_images((5, 3, 1), side=32))
 
 
 @pytest.fixture(scope="module")

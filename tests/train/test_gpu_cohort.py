@@ -24,13 +24,9 @@ METHODS = ("softmax", "logit-adjusted", "balanced+drw:start=1", "equalized-thres
 SHORT = {"model": "resnet20", "epochs": 4, "warmup_epochs": 1, "milestones": ((3, 0.1),)}
 
 
-def plans(methods=METHODS, ways=None, **overrides):
-    """One run for each method, with overrides of its own where there are `ways`."""
-    ways = ways or [{}] * len(methods)
-    return [
-        make_planner(get_recipe("tuned", **SHORT | overrides | way), IMAGES, method, seed)
-        for seed, (method, way) in enumerate(zip(methods, ways, strict=True))
-    ]
+def plans(methods=METHODS, **overrides):
+    recipe = get_recipe("tuned", **SHORT | overrides)
+    return [make_planner(recipe, IMAGES, method, seed) for seed, method in enumerate(methods)]
 
 
 def stepper(planners=None, *, graphs=True, precision="float32", teachers=None, **overrides):
@@ -85,12 +81,8 @@ def test_every_ingredient_in_captured_steps():
         assert gap(one, other, member, member) < 1e-3
 
 
-def test_runs_whose_images_are_made_differently_step_as_one():
-    """Other images, other weight decay, SAM that looks less far: captured, and alone."""
-    ways = [{}, {"cutmix": 0.5, "mix_partner": "minority"}, {"trivial_augment": True}]
-    for n, way in enumerate(ways):  # decay is most of a step, so that a neighbour's would show
-        way |= {"sam_rho": 0.1 / (n + 1), "weight_decay": 0.5 * 10**n}
-    planners = plans(["logit-adjusted"] * 3, ways, lr=0.003)
+def test_captured_runs_train_as_each_would_alone():
+    planners = plans(["logit-adjusted"] * 3, sam_rho=0.1, cutmix=0.5, lr=0.003)
     together, alone = stepper(planners), [stepper([one], graphs=False) for one in planners]
     step_together(together, alone, rtol=2e-3)
     for member, one in enumerate(alone):
@@ -105,56 +97,24 @@ def test_images_are_the_same_on_every_device():
             one.load(1)
             one.prepare(0)
     for name in ("targets", "seconds", "shares"):
-        mine, its = (getattr(one.now, name)[:, :count].cpu() for one in (on_gpu, on_cpu))
+        mine, its = (one.now[name][:, :count].cpu() for one in (on_gpu, on_cpu))
         assert torch.equal(mine, its), name
-    mine, its = on_gpu.now.inputs[:count].cpu(), on_cpu.now.inputs[:count]
+    mine, its = on_gpu.now["inputs"][:count].cpu(), on_cpu.now["inputs"][:count]
     torch.testing.assert_close(mine, its, rtol=0, atol=1e-5)
 
 
 def test_students_learn_from_teachers_in_captured_steps():
     settings = {"image_seed": 7, "distill_weight": 0.8, "distill_temperature": 2.0, "lr": 0.003}
-    ways = [{}, {"distill_weight": 0.5, "distill_adjusted": True}]
+    settings["distill_adjusted"] = True
     weights = torch.randn(3 * 32 * 32, 3, device=CUDA) / 30
     made = {}
     for graphs in (True, False):
-        planners = plans(METHODS[:2], ways, **settings)
+        planners = plans(METHODS[:2], **settings)
         one = stepper(planners, graphs=graphs, teachers=lambda x: x.flatten(1) @ weights)
-        assert one.now.teacher_logits.shape == (1, len(IMAGES), 3)
-        assert (one.beside is not None) == graphs
+        assert one.now["teacher_logits"].shape == (1, len(IMAGES), 3)
         made[graphs] = [run_epoch([one], [epoch])[0] for epoch in range(4)]
     np.testing.assert_allclose(made[True][:2], made[False][:2], rtol=2e-3)
     np.testing.assert_allclose(made[True], made[False], rtol=0.05)
-
-
-def test_what_is_made_aside_is_what_would_be_made_in_line():
-    """Slow teachers: the steps would be done long before the answers, if they did not wait."""
-    weights = torch.randn(3 * 32 * 32, 3, device=CUDA) / 30
-    answered, found = [], []
-
-    def teachers(images):
-        torch.cuda._sleep(20_000_000)  # some ten milliseconds
-        answered.append(torch.cuda.current_stream())
-        return images.flatten(1) @ weights
-
-    for aside in (True, False):
-        planners = plans(["softmax"], distill_weight=0.8, cutmix=0.5, epochs=6)
-        one = stepper(planners, teachers=teachers)
-        beside = one.beside.stream
-        if not aside:
-            one.beside = None
-        answered.clear()
-        blocks = []
-        for epoch in range(6):
-            run_epoch([one], [epoch])
-            with one.active():  # and no waiting for what is made aside
-                blocks.append({k: v.clone() for k, v in one.now.tensors().items()})
-        torch.cuda.synchronize()
-        assert len(answered) == 6  # once an epoch, and nothing for a seventh
-        assert sum(stream == beside for stream in answered) == (5 if aside else 0)
-        found.append(blocks)
-    for mine, its in zip(*found, strict=True):
-        for name, value in mine.items():
-            assert torch.equal(value, its[name]), name
 
 
 def spec(method="logit-adjusted", seed=0, *, held_out=0.0, **overrides):

@@ -88,12 +88,12 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
             how = (float(plan.mixing.share[n]), bool(plan.mixing.patch[n]))
             image, share = by_loops(image, partner, *how, plan.mixing.centre[n].tolist())
             second, mixed = int(IMAGES.labels[plan.partners.rows[n]]), mixed + 1
-        found = one.now.inputs[n, :, :, 0].permute(2, 0, 1)
+        found = one.now["inputs"][n, :, :, 0].permute(2, 0, 1)
         np.testing.assert_allclose(found, image, rtol=0, atol=2e-5, err_msg=str(n))
-        assert int(one.now.targets[0, n]) == label
+        assert int(one.now["targets"][0, n]) == label
         if plan.mixing is not None:
-            assert int(one.now.seconds[0, n]) == second
-            assert float(one.now.shares[0, n]) == pytest.approx(share, abs=1e-6)
+            assert int(one.now["seconds"][0, n]) == second
+            assert float(one.now["shares"][0, n]) == pytest.approx(share, abs=1e-6)
     assert (mixed > 5) == (plan.mixing is not None)
 
 
@@ -129,7 +129,7 @@ def test_chunks_make_the_same_images(monkeypatch):
         one.load(1)
         one.prepare(0)
     for name in ("inputs", "targets", "seconds", "shares"):
-        assert torch.equal(getattr(whole.now, name), getattr(parts.now, name))
+        assert torch.equal(whole.now[name], parts.now[name])
 
 
 def test_class_weights_of_mixed_examples_by_hand():
@@ -142,12 +142,12 @@ def test_class_weights_of_mixed_examples_by_hand():
     assert class_weights.std() > 0
     for member, weights in enumerate((class_weights, np.ones(3))):
         network = new_network(together.recipe, IMAGES, seed=member)
-        images = now.inputs[:, :, :, member].permute(0, 3, 1, 2)
+        images = now["inputs"][:, :, :, member].permute(0, 3, 1, 2)
         log_p = log_softmax(network(images).detach().double().numpy(), 1)
         above, below = 0.0, 0.0
         for n in range(47):
-            share = float(now.shares[member, n])
-            for labels, part in ((now.targets, share), (now.seconds, 1 - share)):
+            share = float(now["shares"][member, n])
+            for labels, part in ((now["targets"], share), (now["seconds"], 1 - share)):
                 label = int(labels[member, n])
                 above -= part * weights[label] * log_p[n, label]
                 below += part * weights[label]

@@ -51,9 +51,7 @@ class StackedLoss:
         usual = [criteria[n] for n in members]
         if not usual:
             return
-        self._members: Tensor | None = None
-        if self._alone:
-            self._members = torch.tensor(members, device=usual[0].alpha.device)
+        self._members = torch.tensor(members, device=usual[0].alpha.device)
         alpha, positive, negative = (
             torch.stack([getattr(loss, name) for loss in usual])[:, None]
             for name in ("alpha", "positive", "negative")
@@ -83,7 +81,7 @@ class StackedLoss:
         share: Tensor | None = None,
         dropped: Sequence[Tensor | None] = (),
     ) -> Tensor:
-        """The loss of each run.
+        """Return the loss of each run, shape (runs,).
 
         Args:
             logits: f, shape (runs, examples, num_classes), float32 or wider.
@@ -92,58 +90,55 @@ class StackedLoss:
             second: the labels of what was mixed in, likewise; None where nothing is.
             share: λ of the first label, likewise, in [0, 1].
             dropped: for each run what its loss has drawn, see `EqualizedThresholdLoss.draw`.
-
-        Returns:
-            Shape (runs,).
         """
+        labels = [target] if second is None or share is None else [target, second, share]
         if not self._alone:
-            return self._together(logits, target, second, share)
-        found: list[Tensor | None] = [None] * len(self.criteria)
+            return self._together(logits, *labels)
+        found: list[Any] = [None] * len(self.criteria)
         for n in self._alone:
-            two = () if second is None or share is None else (second[n], share[n])
-            loss: Any = self.criteria[n].mixed if two else self.criteria[n]
-            draw = dropped[n] if dropped else None
-            found[n] = loss(logits[n], target[n], *two, dropped=draw)
+            loss: Any = self.criteria[n] if len(labels) == 1 else self.criteria[n].mixed
+            drawn = dropped[n] if dropped else None
+            found[n] = loss(logits[n], *(part[n] for part in labels), dropped=drawn)
         if len(self._alone) < len(found):
-            picked = (_pick(part, self._members) for part in (logits, target, second, share))
-            together = iter(self._together(*picked))  # type: ignore[arg-type]
+            picked = (part.index_select(0, self._members) for part in (logits, *labels))
+            together = iter(self._together(*picked))
             found = [next(together) if loss is None else loss for loss in found]
-        return torch.stack(found)  # type: ignore[arg-type]
+        return torch.stack(found)
 
     def _together(
-        self, logits: Tensor, target: Tensor, second: Tensor | None, share: Tensor | None
+        self,
+        logits: Tensor,
+        target: Tensor,
+        second: Tensor | None = None,
+        share: Tensor | None = None,
     ) -> Tensor:
         """The losses of those that are alike; labels stand along the last axis."""
         labels, parts = target[..., None], None  # λ of each label; 1 where there is one label
         if second is not None and share is not None:
             labels = torch.stack([target, second], dim=-1)
             parts = torch.stack([share, 1.0 - share], dim=-1).to(logits.dtype)
+
+        def of_labels(table: Tensor) -> Tensor:
+            """Values for each run and class, looked up for each label."""
+            found = table.to(logits.dtype).flatten(1).gather(1, labels.flatten(1))
+            return found.view(labels.shape)
+
         z = self._offset.to(logits.dtype)
         z = z + logits if self._scale is None else torch.addcmul(z, logits, self._scale.to(z.dtype))
         if self._lower is None:
             losses = -z.log_softmax(-1).gather(-1, labels)
         else:
-            lower = _of(self._lower, labels, z.dtype)[..., None]
             each = z[:, :, None].expand(*labels.shape, -1)
+            lower = of_labels(self._lower)[..., None]
             each = each.scatter_add(-1, labels[..., None], -lower)
             losses = -each.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
         if self._alpha is not None:
-            losses = losses * _of(self._alpha, labels, z.dtype)
+            losses = losses * of_labels(self._alpha)
         if self._weight is not None:
-            weight = _of(self._weight[:, None], labels, z.dtype)
+            weight = of_labels(self._weight)
             parts = weight if parts is None else parts * weight
         if parts is not None:
             losses = losses * parts
         if self._weight is None or parts is None:
             return losses.sum((1, 2)) / target.shape[1]
         return losses.sum((1, 2)) / parts.sum((1, 2))
-
-
-def _of(table: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """One value per run and class, shape (runs, 1, num_classes), looked up for each label."""
-    values = table.to(dtype)[:, 0].gather(1, labels.flatten(1))
-    return values.view(labels.shape)
-
-
-def _pick(value: Tensor | None, members: Tensor | None) -> Tensor | None:
-    return value if value is None or members is None else value.index_select(0, members)

@@ -44,9 +44,7 @@ class Entry:
 class SmallConvNet(nn.Module):
     """Two 3 x 3 convolutions, one pooling, one hidden layer, one head: for small grey images.
 
-    Args:
-        image_shape: (channels, height, width); the pooling leaves out an odd last row or column.
-        head: makes the last layer, given the width of the features.
+    The pooling leaves out an odd last row or column.
     """
 
     def __init__(self, image_shape: ImageShape, head: HeadFactory) -> None:
@@ -65,7 +63,7 @@ class SmallConvNet(nn.Module):
         self.fc = head(64)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, num_classes)."""
+        """Return logits of shape (batch, num_classes)."""
         return self.fc(self.features(images))  # type: ignore[no-any-return]
 
 
@@ -73,15 +71,10 @@ def _resnet(design: Design) -> Callable[[ImageShape, HeadFactory], nn.Module]:
     return lambda image_shape, head: ResNet(design, channels=image_shape[0], head=head)
 
 
-MODELS: dict[str, Entry] = {
-    "small-conv": Entry(SmallConvNet, smallest=2),
-    **{name: Entry(_resnet(design), smallest=4) for name, design in CIFAR_DESIGNS.items()},
-    **{
-        name: Entry(_resnet(design), smallest=32, channels=3)
-        for name, design in IMAGENET_DESIGNS.items()
-    },
-    "head": Entry(HeadAlone, smallest=1),
-}
+MODELS = {name: Entry(_resnet(design), smallest=4) for name, design in CIFAR_DESIGNS.items()}
+MODELS |= {name: Entry(_resnet(d), smallest=32, channels=3) for name, d in IMAGENET_DESIGNS.items()}
+MODELS = {"small-conv": Entry(SmallConvNet, smallest=2), **MODELS}
+MODELS["head"] = Entry(HeadAlone, smallest=1)
 
 
 def build(
@@ -105,8 +98,6 @@ def build(
         >>> model = build("small-conv", num_classes=10, image_shape=(1, 8, 8))
         >>> sum(p.numel() for p in model.parameters())
         38282
-        >>> build("resnet20", num_classes=7, image_shape=(3, 32, 32), head="unit-norm").fc
-        UnitNormHead(in_features=64, num_classes=7)
     """
     entry = MODELS[_checks.choice(name, list(MODELS), name="name")]
     factory = head_factory(head, num_classes=num_classes, scale=head_scale)
@@ -135,12 +126,8 @@ def head_norms_and_bias(model: nn.Module) -> tuple[FloatArray, FloatArray]:
         >>> [values.round(6).tolist() for values in head_norms_and_bias(model)]
         [[1.0, 1.0], [0.0, 0.0]]
     """
-    head = getattr(model, "fc", None)
-    if not isinstance(head, nn.Module):
-        raise InputError(f"{type(model).__name__} has no last layer called `fc`.")
     # On the CPU and in float64, so that it does not depend on where the network is.
-    weight, bias = effective_weight_and_bias(copy.deepcopy(head).cpu().double())
+    head = copy.deepcopy(model.get_submodule("fc")).cpu().double()
+    weight, bias = effective_weight_and_bias(head)
     norms = weight.detach().norm(dim=1).numpy()
-    if bias is None:
-        return norms, np.zeros(len(norms))
-    return norms, bias.detach().double().cpu().numpy()
+    return norms, np.zeros(len(norms)) if bias is None else bias.detach().numpy()

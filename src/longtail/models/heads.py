@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -41,17 +42,12 @@ class UnitNormHead(nn.Module):
         self.weight.data = F.normalize(self.weight.data, dim=1)
 
     def effective_weight(self) -> Tensor:
-        """The rows that multiply the features, shape (num_classes, in_features)."""
+        """Return the rows that multiply the features, shape (num_classes, in_features)."""
         return F.normalize(self.weight, dim=1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits of shape (batch, num_classes)."""
+        """Return logits of shape (batch, num_classes)."""
         return F.linear(features, self.effective_weight())
-
-    def extra_repr(self) -> str:
-        """The widths, for printing."""
-        num_classes, in_features = self.weight.shape
-        return f"in_features={in_features}, num_classes={num_classes}"
 
 
 class CosineHead(UnitNormHead):
@@ -72,16 +68,12 @@ class CosineHead(UnitNormHead):
         self.scale = scale
 
     def effective_weight(self) -> Tensor:
-        """The rows that multiply the features' direction, shape (num_classes, in_features)."""
+        """Return the rows that multiply the features' direction."""
         return self.scale * super().effective_weight()
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits of shape (batch, num_classes)."""
+        """Return logits of shape (batch, num_classes)."""
         return super().forward(F.normalize(features, dim=1))
-
-    def extra_repr(self) -> str:
-        """The widths and the scale, for printing."""
-        return f"{super().extra_repr()}, scale={self.scale:g}"
 
 
 class HeadAlone(nn.Module):
@@ -89,10 +81,6 @@ class HeadAlone(nn.Module):
 
     A linear one starts at zero, with every class equally likely: random weights would first have
     to be unlearned, which takes long where features are large.
-
-    Args:
-        image_shape: (channels, height, width); of images of more pixels, all values are features.
-        head: makes the last layer, given the width of the features.
     """
 
     def __init__(self, image_shape: tuple[int, int, int], head: HeadFactory) -> None:
@@ -104,7 +92,7 @@ class HeadAlone(nn.Module):
             nn.init.zeros_(self.fc.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, num_classes)."""
+        """Return logits of shape (batch, num_classes)."""
         return self.fc(self.features(images))  # type: ignore[no-any-return]
 
 
@@ -112,33 +100,29 @@ def head_factory(head: str, *, num_classes: int, scale: float = 1.0) -> HeadFact
     """Return a function that makes a head of `HEADS`, given the width of the features.
 
     The scale is that of the cosines; the other heads have none, so there it stays 1.
-
-    Examples:
-        >>> head_factory("cosine", num_classes=10, scale=30.0)(64)
-        CosineHead(in_features=64, num_classes=10, scale=30)
     """
     _checks.choice(head, HEADS, name="head")
     num_classes = _checks.whole(num_classes, name="num_classes", at_least=2)
     scale = _checks.positive(scale, name="head_scale")
     if head == "cosine":
-        return lambda in_features: CosineHead(in_features, num_classes, scale=scale)
+        return partial(CosineHead, num_classes=num_classes, scale=scale)
     if scale != 1.0:
         raise InputError(
             f"`head_scale` belongs to the cosine head; the {head} head has none, but {scale:g} "
             f"came; leave it out, or pass head='cosine'."
         )
     if head == "unit-norm":
-        return lambda in_features: UnitNormHead(in_features, num_classes)
-    return lambda in_features: nn.Linear(in_features, num_classes)
+        return partial(UnitNormHead, num_classes=num_classes)
+    return partial(nn.Linear, out_features=num_classes)
 
 
 def effective_weight_and_bias(head: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """The weight that multiplies the features, shape (num_classes, in_features), and the bias."""
+    """Return what multiplies the features, shape (num_classes, in_features), and the bias."""
     if isinstance(head, UnitNormHead):
         return head.effective_weight(), None
     if isinstance(head, nn.Linear):
         return head.weight, head.bias
     raise InputError(
-        f"the last layer must be an nn.Linear, a CosineHead or a "
-        f"UnitNormHead, whose rows have norms; it is a {type(head).__name__}."
+        f"the last layer must be an nn.Linear, a CosineHead or a UnitNormHead, whose rows have "
+        f"norms; it is a {type(head).__name__}."
     )

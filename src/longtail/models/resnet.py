@@ -3,7 +3,7 @@
     stem -> stages of blocks -> (final norm) -> mean over positions -> fc
 
 A block computes ``relu(branch(x) + shortcut(x))``. Branch and shortcut each get an x of their
-own, equal and in the same memory, which saves the way back a pass (`norm_act_fork`).
+own, equal and in the same memory, which saves the way back a pass.
 
 Parameter names are torchvision's throughout (`conv1`, `bn1`, `layer1.0.conv1`,
 `layer1.0.downsample.0`, `fc`), so its weights load into `resnet18`, `resnet50` and `resnet152`.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,8 @@ def norm_act(
     conv: nn.Conv2d | None = None,
     residual: Tensor | None = None,
     relu: bool = True,
-) -> Tensor:
+    fork: bool = False,
+) -> Any:
     """Normalise, add, rectify: ``relu(gamma * (x - mean) / sqrt(var + eps) + beta + residual)``.
 
     In training the mean and the variance are the batch's, and the running ones move towards
@@ -45,9 +46,12 @@ def norm_act(
     Args:
         bn: the layer with gamma, beta and the running statistics.
         x: shape (batch, channels, height, width).
-        conv: goes before it; a convolution may know its result's mean and variance.
+        conv: goes before it; the usual 3 x 3 convolution knows its result's mean and variance.
         residual: added, of the same shape.
         relu: rectify.
+        fork: return the result once for each of its two readers. What one tensor's two readers
+            send back has to be added up by a kernel of its own; of two tensors it is added where
+            batch norm reads it.
 
     Examples:
         >>> x = torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1)
@@ -55,28 +59,6 @@ def norm_act(
         >>> [round(value, 3) for value in y.flatten().tolist()]
         [0.0, 3.0]
     """
-    tensors, options = _arguments(bn, x, conv)
-    return kernel.norm_act(*tensors, relu=relu, residual=residual, **options)
-
-
-def norm_act_fork(
-    bn: nn.BatchNorm2d,
-    x: Tensor,
-    *,
-    conv: nn.Conv2d | None = None,
-    residual: Tensor | None = None,
-) -> Fork:
-    """`norm_act`, its result once for each of its two readers.
-
-    What one tensor's two readers send back has to be added up by a kernel of its own; of two
-    tensors it is added where batch norm reads it.
-    """
-    tensors, options = _arguments(bn, x, conv)
-    return kernel.norm_act_fork(*tensors, residual=residual, **options)
-
-
-def _arguments(bn: nn.BatchNorm2d, x: Tensor, conv: nn.Conv2d | None) -> tuple[Any, Any]:
-    """A kernel's tensors and options; the usual 3 x 3 convolution has the moments already."""
     moments = None
     if conv is not None:
         shape = (type(conv), conv.bias, conv.kernel_size, conv.padding, conv.dilation)
@@ -85,8 +67,12 @@ def _arguments(bn: nn.BatchNorm2d, x: Tensor, conv: nn.Conv2d | None) -> tuple[A
             x, moments = grouped_conv(x, conv.weight, stride=conv.stride[0], groups=conv.groups)
         else:
             x = conv(x)
-    options = {"training": bn.training, "momentum": bn.momentum, "eps": bn.eps, "moments": moments}
-    return (x, bn.weight, bn.bias, bn.running_mean, bn.running_var), options
+    options: dict[str, Any] = {"training": bn.training, "momentum": bn.momentum, "eps": bn.eps}
+    options |= {"moments": moments, "residual": residual}
+    tensors: Any = (x, bn.weight, bn.bias, bn.running_mean, bn.running_var)
+    if fork:
+        return kernel.norm_act_fork(*tensors, **options)
+    return kernel.norm_act(*tensors, relu=relu, **options)
 
 
 def count_batches(model: nn.Module) -> None:
@@ -102,12 +88,12 @@ def count_batches(model: nn.Module) -> None:
 
 
 def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """A 1 x 1 convolution without bias: the batch norm that follows has one."""
+    """Return a 1 x 1 convolution without bias: the batch norm that follows has one."""
     return nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """A 3 x 3 convolution without bias, padded by 1 on each side."""
+    """Return a 3 x 3 convolution without bias, padded by 1 on each side."""
     return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
 
 
@@ -122,13 +108,13 @@ class EndPaddedConv(nn.Conv2d):
         super().__init__(inputs, outputs, 3, stride=2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, outputs, ceil(height / 2), ceil(width / 2))."""
+        """Return maps of shape (batch, outputs, ceil(height / 2), ceil(width / 2))."""
         height, width = x.shape[-2:]
         return super().forward(F.pad(x, (width % 2, 1, height % 2, 1)))
 
 
 def conv3x3_same(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """A 3 x 3 convolution without bias, padded as TensorFlow does it."""
+    """Return a 3 x 3 convolution without bias, padded as TensorFlow does it."""
     return EndPaddedConv(inputs, outputs) if stride == 2 else conv3x3(inputs, outputs)
 
 
@@ -136,29 +122,22 @@ class PadShortcut(nn.Module):
     """Option A: every second pixel, and as many new channels of zeros; no parameters.
 
     The zeros go half before the old channels and half after them; see `kernels.grouped_conv`.
-
-    Attributes:
-        networks: how many stand side by side, see `stacked`; each one's channels are padded.
+    Of `networks` side by side (see `stacked`) each one's channels are padded.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.networks = 1
+    networks = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, outputs, ceil(height / 2), ceil(width / 2))."""
+        """Return maps of shape (batch, outputs, ceil(height / 2), ceil(width / 2))."""
         return pad_shortcut(x, groups=self.networks)
 
 
 class ProjectionShortcut(nn.Sequential):
     """A 1 x 1 convolution with its batch norm, under torchvision's names `0` and `1`."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
-
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
-        return norm_act(cast(nn.BatchNorm2d, self[1]), x, conv=cast(nn.Conv2d, self[0]), relu=False)
+        """Return maps of shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
+        return norm_act(self[1], x, conv=self[0], relu=False)  # type: ignore[arg-type, no-any-return]
 
 
 class Block(nn.Module):
@@ -173,16 +152,17 @@ class Block(nn.Module):
         self.downsample = shortcut
 
     def forward(self, fork: Fork) -> Fork:
-        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride)), twice."""
+        """Return maps of shape (batch, outputs, ceil(height / stride), ...), twice."""
         x, same_x = fork
         for i in range(1, self.depth):
             x = norm_act(getattr(self, f"bn{i}"), x, conv=getattr(self, f"conv{i}"))
         bn, conv = getattr(self, f"bn{self.depth}"), getattr(self, f"conv{self.depth}")
-        return norm_act_fork(bn, x, conv=conv, residual=self.downsample(same_x))
+        found: Fork = norm_act(bn, x, conv=conv, residual=self.downsample(same_x), fork=True)
+        return found
 
 
 def basic(inputs: int, width: int, outputs: int, stride: int, conv: Conv) -> list[nn.Conv2d]:
-    """Two 3 x 3 convolutions, the first with the stride."""
+    """Return two 3 x 3 convolutions, the first with the stride."""
     return [conv(inputs, width, stride), conv3x3(width, outputs)]
 
 
@@ -239,22 +219,17 @@ class Design:
     final_norm: bool = False  # whether a batch norm follows the last block
 
     def make_shortcut(self, inputs: int, outputs: int, stride: int, *, first: bool) -> nn.Module:
-        """The shortcut of one block; `first` says that it opens a stage."""
-        if self.shortcut == "stage-projection" and first:
-            return ProjectionShortcut(inputs, outputs, stride)
-        if stride == 1 and inputs == outputs:
+        """Return the shortcut of one block; `first` says that it opens a stage."""
+        same = stride == 1 and inputs == outputs
+        if same and not (self.shortcut == "stage-projection" and first):
             return nn.Identity()
-        kind = PadShortcut if self.shortcut == "pad" else ProjectionShortcut
-        return kind(inputs, outputs, stride)
+        if self.shortcut == "pad":
+            return PadShortcut()
+        return ProjectionShortcut(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
 
 
 class ResNet(nn.Module):
     """A residual network after a design; ``model(x) = model.fc(model.features(x))``.
-
-    Args:
-        design: a value of `DESIGNS`, or one's own.
-        channels: of the images.
-        head: makes the last layer, given the width of the features.
 
     Examples:
         >>> from longtail.models.heads import head_factory
@@ -289,9 +264,9 @@ class ResNet(nn.Module):
         design.init(self)
 
     def features(self, images: Tensor) -> Tensor:
-        """The input of the head, shape (batch, features); images as (batch, channels, h, w)."""
+        """Return the input of the head, shape (batch, features), of (batch, channels, h, w)."""
         count_batches(self)
-        fork = norm_act_fork(self.bn1, images, conv=self.conv1)
+        fork: Fork = norm_act(self.bn1, images, conv=self.conv1, fork=True)
         if self.maxpool is not None:
             fork = (self.maxpool(fork[0]),) * 2
         for stage in self.stages:
@@ -302,24 +277,14 @@ class ResNet(nn.Module):
         return x.mean(dim=(2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, num_classes)."""
+        """Return logits of shape (batch, num_classes)."""
         return self.fc(self.features(images))  # type: ignore[no-any-return]
 
 
 def cifar_design(blocks: int, *, times: int = 1) -> Design:
-    """The CIFAR network with 6 · blocks + 2 layers: 464,154 parameters at 32 layers, 10 classes.
-
-    Args:
-        blocks: of each stage.
-        times: how many times as wide; the parameters grow with its square.
-    """
-    return Design(
-        basic,
-        depths=(blocks,) * 3,
-        widths=(16 * times, 32 * times, 64 * times),
-        init=init_he,
-        stem_width=16 * times,
-    )
+    """Return the CIFAR network of 6 · blocks + 2 layers, so many times as wide."""
+    widths = (16 * times, 32 * times, 64 * times)
+    return Design(basic, depths=(blocks,) * 3, widths=widths, init=init_he, stem_width=widths[0])
 
 
 # What the paper's authors trained with, as far as it is public. Given: the kinds of convolution,
@@ -344,7 +309,7 @@ RELEASED = Design(
 
 
 def imagenet_design(*depths: int, expansion: int = 1) -> Design:
-    """The ImageNet networks: 7 x 7 stem, max pool, four stages, projections."""
+    """Return an ImageNet network: 7 x 7 stem, max pool, four stages, projections."""
     return Design(
         basic if expansion == 1 else bottleneck,
         depths=depths,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +35,12 @@ class StackedHead(nn.Module):
             self.register_parameter(name, nn.Parameter(joined))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits of shape (R, batch, num_classes); features as (batch, R · width)."""
+        """Return logits of shape (R, batch, num_classes) of features (batch, R · width)."""
         apart = {
             name: torch.stack(value.chunk(self.networks)) for name, value in self.named_parameters()
         }
-        logits: Tensor = vmap(
-            lambda parameters, x: functional_call(self._pattern[0], parameters, (x,)),
-            in_dims=(0, 1),
-        )(apart, features.view(len(features), self.networks, -1))
+        of_each = vmap(partial(functional_call, self._pattern[0]), in_dims=(0, 1))
+        logits: Tensor = of_each(apart, features.view(len(features), self.networks, -1))
         return logits
 
 
@@ -51,24 +50,18 @@ def can_stack(name: str) -> bool:
     Wider ones than the grouped kernels serve (`kernels.grouped_conv`) go by themselves.
 
     Examples:
-        >>> can_stack("resnet32"), can_stack("resnet32x4"), can_stack("small-conv")
-        (True, False, False)
-        >>> can_stack("head")
-        True
+        >>> [can_stack(name) for name in ("resnet32", "resnet32x4", "small-conv", "head")]
+        [True, False, False, True]
     """
-    if name == "head":
-        return True
-    return name in DESIGNS and max(DESIGNS[name].widths) <= max(CHANNELS)
+    narrow = name in DESIGNS and max(DESIGNS[name].widths) <= max(CHANNELS)
+    return narrow or name == "head"
 
 
 def stack(networks: Sequence[nn.Module]) -> nn.Module:
-    """Networks of one architecture as one; a single one is returned as it is.
+    """Return networks of one architecture as one; a single one as it is.
 
-    Args:
-        networks: residual networks as `build` makes them; their weights are copied.
-
-    Returns:
-        A network of the same class, with every tensor joined along its first axis.
+    They are residual networks as `build` makes them; their weights are copied, every tensor joined
+    along its first axis.
 
     Examples:
         >>> from longtail import models
@@ -92,23 +85,19 @@ def stack(networks: Sequence[nn.Module]) -> nn.Module:
             layer.networks = count
         else:
             continue
-        _join(layer, [network.get_submodule(name) for network in networks])
+        parts = [network.get_submodule(name) for network in networks]
+        for key, parameter in list(layer.named_parameters(recurse=False)):
+            joined = torch.cat([part.get_parameter(key).detach() for part in parts])
+            setattr(layer, key, nn.Parameter(joined, requires_grad=parameter.requires_grad))
+        for key, buffer in list(layer.named_buffers(recurse=False)):
+            if buffer.ndim:
+                setattr(layer, key, torch.cat([part.get_buffer(key) for part in parts]))
     stacked.fc = StackedHead([network.get_submodule("fc") for network in networks])
     return stacked
 
 
-def _join(layer: nn.Module, parts: Sequence[nn.Module]) -> None:
-    """Give a layer the tensors of several, joined along the first axis."""
-    for name, parameter in list(layer.named_parameters(recurse=False)):
-        joined = torch.cat([part.get_parameter(name).detach() for part in parts])
-        setattr(layer, name, nn.Parameter(joined, requires_grad=parameter.requires_grad))
-    for name, buffer in list(layer.named_buffers(recurse=False)):
-        if buffer.ndim:
-            setattr(layer, name, torch.cat([part.get_buffer(name) for part in parts]))
-
-
 def part_of(value: Tensor, *, index: int, count: int) -> Tensor:
-    """A network's own part of a tensor of a stack; numbers such as a step count are shared.
+    """Return a network's part of a tensor of a stack; numbers such as a step count are shared.
 
     Examples:
         >>> part_of(torch.arange(6), index=1, count=3)

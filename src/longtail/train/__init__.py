@@ -2,23 +2,19 @@
 
 In the order in which a run goes through them:
 
-recipe        epochs, optimiser, schedule, normalisation; the named recipes
-own_data      what follows from one's own images: network, image size, normalisation, epochs
-pretrained    weights to start from
-methods       losses, DRW, label smoothing and sampling by name
-validate      checks of runs, images and processes before any training
-engine        runs into their folders: log, checkpoint, finish
-plan          the order of an epoch's examples and everything random about their images
-prefetch      batches of many steps, made at once; with augment, trivial, mixing
-loop          forward, loss, backward, step; with optimizers, sam, averaging, distillation
-cuda_graphs   the same step captured and replayed on a GPU
-checkpoint    what a killed run goes on from
-evaluation    a finished run's logits on a split
-teachers      finished runs that others learn from
-streamed      the loop for photographs on disk, in any number of processes (distributed)
-sharded       the same with a classifier that is cut over the processes; sharded_head, for one's
-              own training loop too
-tensorboard   an epoch's numbers for TensorBoard
+recipe, methods       how to train, and with which loss, weights and sampling, by name
+own_data, pretrained  what follows from one's own images; weights to start from
+validate              checks of runs, images and processes before any training
+engine                runs into their folders: log, checkpoint, finish
+plan, prefetch        an epoch's order and randomness; its batches (augment, trivial, mixing)
+loop                  forward, loss, backward, step (optimizers, sam, averaging, distillation)
+cuda_graphs           the same step captured and replayed on a GPU
+checkpoint            what a killed run goes on from
+evaluation            a finished run's logits on a split
+teachers              finished runs that others learn from
+streamed              the loop for photographs on disk, in any number of processes (distributed)
+sharded, sharded_head a classifier cut over the processes; also for one's own training loop
+tensorboard           an epoch's numbers for TensorBoard
 """
 
 from __future__ import annotations

@@ -30,9 +30,6 @@ def plan_crop_flip(
         flip: whether half of the images are mirrored.
         generator: on the CPU.
 
-    Returns:
-        dy, dx and flip, int64 on the CPU, each of shape (count,).
-
     Examples:
         >>> dy, dx, flip = plan_crop_flip(
         ...     1000, padding=4, flip=True, generator=torch.Generator().manual_seed(0)
@@ -69,7 +66,7 @@ def crop_flip(
         flip: other than 0: mirror left and right, after the crop; shape (batch,).
         padding: pixels added on each side.
         fill: value of the padding: one number that the pixels' dtype can hold, or a tensor of
-            shape (channels,). 0 on raw pixels is black; see `Recipe.border` for normalised ones.
+            shape (channels,). 0 is black on raw pixels, −mean/std on normalised ones.
         index: which images make the batch, shape (batch,); all of them, in order, if None.
 
     Returns:
@@ -88,18 +85,16 @@ def crop_flip(
     if index is None:
         index = torch.arange(len(pixels), device=pixels.device)
     out, outside = gather_crops(pixels, index, dy, dx, flip, padding=padding)
-    return fill_outside(out, outside, fill)
+    return out if outside is None else fill_outside(out, outside, fill)
 
 
 def gather_crops(
     images: Tensor, index: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, *, padding: int
 ) -> tuple[Tensor, Tensor | None]:
-    """The crops of `crop_flip` with the image's edge repeated beyond it, and where that is.
+    """Return the crops of `crop_flip` with the edge repeated, and a mask of what lies outside.
 
-    So what lies outside may be filled after normalisation, with colours that integers can't hold.
-
-    Returns:
-        The batch, and a mask of shape (batch, 1, height, width) for `fill_outside`.
+    So `fill_outside` may come after normalisation, with colours that integers can't hold. The mask
+    has the shape (batch, 1, height, width), and is None without padding.
     """
     height, width = images.shape[2:]
     column = torch.arange(width, device=images.device)
@@ -119,10 +114,8 @@ def gather_crops(
     return out, (beyond_y[:, :, None] | beyond_x[:, None, :])[:, None]
 
 
-def fill_outside(out: Tensor, outside: Tensor | None, fill: float | Tensor) -> Tensor:
+def fill_outside(out: Tensor, outside: Tensor, fill: float | Tensor) -> Tensor:
     """Give the pixels outside of the images their colour; see `gather_crops`."""
-    if outside is None:
-        return out
     if isinstance(fill, Tensor):
         return torch.where(outside, fill.to(out.dtype)[:, None, None], out)
     return out.masked_fill_(outside, fill)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from longtail import _checks
-from longtail._checks import InputError
 
 
 class WeightAverage:
@@ -45,10 +44,7 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, *, decay: float) -> None:
-        self.decay = _checks.fraction(decay, name="decay", below_one=True)
-        if self.decay == 0:
-            raise InputError("WeightAverage: `decay` must be above 0; without one, use the model.")
-        self.model = model
+        self.model, self.decay = model, _checks.fraction(decay, name="decay", below_one=True)
         self.sums = {
             name: torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
             for name, value in model.state_dict().items()
@@ -66,7 +62,7 @@ class WeightAverage:
         self.steps += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The average, by the names of the network's own state; its weights before any step."""
+        """Return the average, by the names of the network's state; its weights before any step."""
         steps = int(self.steps)
         share = 1.0 - self.decay**steps
         return {

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from longtail._checks import InputError
 from longtail.runs import files
-from longtail.runs.folder import RunError
 
 logger = logging.getLogger("longtail")
 
@@ -68,35 +67,25 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 def epochs_done(folder: Path) -> int:
-    """The epochs that the newest checkpoint has behind it, by its name; 0 without one."""
-    records = _records(folder)
-    return int(records[0].stem.split("-")[1]) if records else 0
-
-
-def check_fits(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], *, folder: Path) -> None:
-    """Refuse tensors of another network than a run's own, naming one that differs."""
-    shapes, wanted = ({k: tuple(v.shape) for k, v in each.items()} for each in (tensors, own))
-    for name in wanted.keys() | shapes.keys():
-        if shapes.get(name) != wanted.get(name):
-            raise RunError(
-                f"{folder}: its weights are of another network: {name} has shape "
-                f"{shapes.get(name)}, not {wanted.get(name)}. Put the right ones there, or pass "
-                f"--force (force=True) to begin again."
-            )
+    """Return how many epochs the newest checkpoint has behind it, by its name; 0 without one."""
+    return max((_epochs(path) for path in _records(folder)), default=0)
 
 
 def delete_all(folder: Path) -> None:
     """Delete a finished run's checkpoints, whole or not."""
     for path in sorted(folder.glob("checkpoint-*")):  # records before the tensors that they name
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Copies of a file's arrays, which are read-only maps that torch can't take."""
+    """Return copies of a file's arrays, which are read-only maps that torch can't take."""
     return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
 
 def _records(folder: Path) -> list[Path]:
     """The records of all checkpoints, newest first."""
-    found = folder.glob("checkpoint-*.json")
-    return sorted(found, key=lambda path: int(path.stem.split("-")[1]), reverse=True)
+    return sorted(folder.glob("checkpoint-*.json"), key=_epochs, reverse=True)
+
+
+def _epochs(path: Path) -> int:
+    return int(path.stem.split("-")[1])

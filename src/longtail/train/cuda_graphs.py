@@ -2,9 +2,7 @@
 
 A small network's step is hundreds of short kernels, and starting them one by one takes far longer
 than running them. So a training's whole step is captured once as a CUDA graph; where there are
-several trainings, replaying their graphs in turn keeps the GPU full. Where teachers' networks
-answer, the first block of an epoch, often all of it, is made on a second stream while the steps
-of the epoch before leave room for it.
+several trainings, replaying their graphs in turn keeps the GPU full.
 """
 
 from __future__ import annotations
@@ -32,44 +30,14 @@ def place(make: Callable[[], Any], *, device: torch.device, graphs: bool = True)
     """
     if device.type != "cuda":
         return make()
-    # Kernels of captured steps are short; what is made beside them is to fill their gaps.
-    # (Eager steps of several processes would else get in the way of what these exchange.)
-    stream = torch.cuda.Stream(device, priority=-1 if graphs else 0)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))  # for the resident data
     with _on(stream):
         training = make()
         training.active = partial(_on, stream)
         if graphs:
             training.graphs = _capture(training, stream)
-            if callable(training.teachers):
-                training.beside = Beside(training, device)
     return training
-
-
-class Beside:
-    """A stream on which the first block of a training's next epoch is made beside its steps."""
-
-    def __init__(self, training: Any, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # When what was made there was taken over, and may be overwritten.
-        self.taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        for value in training.make_room_ahead().tensors().values():
-            value.record_stream(self.stream)  # not reused while it is written there
-        self.stream.wait_stream(torch.cuda.current_stream(device))
-
-    def make(self, training: Any, epoch: int) -> None:
-        """Make the first block of an epoch, while the GPU works through what is queued."""
-        with _on(self.stream):
-            self.stream.wait_event(self.taken)
-            training.make_ahead(epoch)
-
-    @contextmanager
-    def taking(self) -> Iterator[None]:
-        """Wait for the block, and note when it has been taken over."""
-        here = torch.cuda.current_stream(self.stream.device)
-        here.wait_stream(self.stream)
-        yield
-        self.taken.record(here)
 
 
 def _capture(training: Any, stream: torch.cuda.Stream) -> dict[int, torch.cuda.CUDAGraph]:

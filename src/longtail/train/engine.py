@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ import numpy as np
 import torch
 
 from longtail import metrics
-from longtail._checks import InputError
 from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
@@ -91,38 +90,6 @@ class EpochEnd:
     loss: float
     held_out_error: float | None
     rate: float
-
-
-@dataclass
-class _Job:
-    """A run to train: its part of the data, and how far it is.
-
-    `writer` is None in processes that leave the writing to the first one.
-    """
-
-    spec: RunSpec
-    folder: Path
-    planner: Planner
-    held: Any  # the held-out images, or None
-    writer: RunWriter | None
-    start: checkpoint.Checkpoint | None
-    epoch: int
-    seconds: float
-    diverged: bool = False
-
-
-@dataclass
-class _Group:
-    """Runs that step as one, in their training's order."""
-
-    jobs: list[_Job]
-    training: Any
-    saved: float = field(default_factory=time.monotonic)
-
-    @property
-    def done(self) -> bool:
-        job = self.jobs[0]
-        return job.epoch >= job.planner.recipe.epochs or all(job.diverged for job in self.jobs)
 
 
 def train_cohort(
@@ -196,12 +163,8 @@ def train_cohort(
         pool = TeacherPool(list(waiting.values()), images, root=root, given=teachers)
     if world.first:
         for folder in folders.keys() - waiting.keys():
-            # Left by a kill just before the end. Where only reading is allowed, or another process
-            # is at work, they may stay.
-            if any(folder.glob("checkpoint-*")):
-                with suppress(OSError, InputError), files.exclusive(folder):
-                    if Run.open(folder, verify=False, unfinished=True).finished:  # still
-                        checkpoint.delete_all(folder)
+            with suppress(OSError):  # where only reading is allowed, they may stay
+                checkpoint.delete_all(folder)  # left by a kill just before the end
         for told in dict.fromkeys(unreached_rates(spec) for spec in waiting.values()):
             if told:
                 logger.warning(told)
@@ -218,8 +181,11 @@ def train_cohort(
     tell()
     on_disk, diverged = isinstance(images, ListedImages), list[Path]()
     at_once = together if device.type == "cuda" and not on_disk else 1
-    with explained():
-        data = Resident(images, device) if waiting and not on_disk else images  # type: ignore[arg-type]
+    after_step = tell if within_epoch else None
+    common = _Common(images, images, pool, weights, device, command, world, streaming)
+    if waiting and not isinstance(images, ListedImages):
+        with explained():
+            common.data = Resident(images, device)
     for first in range(0, len(waiting), at_once):
         wave = list(waiting)[first : first + at_once]
         with ExitStack() as stack:
@@ -229,56 +195,48 @@ def train_cohort(
             states = run_states(wave, images, world, force=force)
             stack.enter_context(explained(len(wave), on_disk=on_disk))
             jobs = [
-                _open_job(folder, waiting[folder], images, device, command, states[folder], world)
+                _open_job(folder, waiting[folder], states[folder], common)
                 for folder in wave
                 if states[folder] != "finished"
             ]
-            groups = [
-                _Group(alike, _place(alike, data, pool, weights, device, world, streaming))
-                for alike in (_alike(jobs) if len(jobs) > 1 else [jobs] * len(jobs))
-            ]
-            while active := [group for group in groups if not group.done]:
+            for alike in _alike(jobs) if at_once > 1 else [[job] for job in jobs]:
+                _place(alike, common)
+            saved = time.monotonic()
+            while active := {job.training: job.epoch for job in jobs if not job.done}:
                 began = time.monotonic()
-                losses = run_epoch(
-                    [group.training for group in active],
-                    [group.jobs[0].epoch for group in active],
-                    after_step=tell if within_epoch else None,
-                )
-                took = time.monotonic() - began
-                trained = [job.planner.recipe for group in active for job in group.jobs]
-                # A step of SAM takes two passes.
-                took /= sum(2 if recipe.sam_rho else 1 for recipe in trained)
-                for group, of_group in zip(active, losses, strict=True):
-                    for member, (job, loss) in enumerate(zip(group.jobs, of_group, strict=True)):
-                        job.epoch += 1
-                        job.seconds += took * (2 if job.planner.recipe.sam_rho else 1)
-                        if job.diverged:
-                            continue
-                        job.diverged = not math.isfinite(loss)
-                        end = _log(job, group.training, member, loss, world)
-                        done[job.folder] = job.epoch
-                        if after_epoch is not None:
-                            after_epoch(end)
-                        # A bar leaves room for 36 letters: what says least comes last.
-                        held, text = end.held_out_error, f"loss {loss:.2f}"
-                        text += "" if held is None else f" held-out {held:.1%}"
-                        text += f" epoch {job.epoch}/{end.epochs}"
-                        text += f" ({method_words(job.spec)}, seed {job.spec.seed})"
-                        tell()
-                for group in active:
-                    due = time.monotonic() - group.saved >= checkpoint_seconds and not group.done
-                    if world.tell(due):  # all processes take part in it, or none
-                        _save(group)
+                found = run_epoch(list(active), list(active.values()), after_step=after_step)
+                losses = dict(zip(map(id, active), found, strict=True))
+                stepped = [job for job in jobs if id(job.training) in losses]
+                for job in stepped:
+                    loss = losses[id(job.training)][job.member]
+                    job.epoch += 1
+                    job.seconds += (time.monotonic() - began) / len(stepped)
+                    if job.diverged:
+                        continue
+                    job.diverged = not math.isfinite(loss)
+                    end = _log(job, loss, world)
+                    done[job.folder] = job.epoch
+                    if after_epoch is not None:
+                        after_epoch(end)
+                    # A bar leaves room for 36 letters: what says least comes last.
+                    held, text = end.held_out_error, f"loss {loss:.2f}"
+                    text += "" if held is None else f" held-out {held:.1%}"
+                    text += f" epoch {job.epoch}/{end.epochs}"
+                    text += f" ({method_words(job.spec)}, seed {job.spec.seed})"
+                    tell()
+                # All processes take part in saving, or none.
+                if world.tell(time.monotonic() - saved >= checkpoint_seconds):
+                    _save([job for job in jobs if not job.done])
+                    saved = time.monotonic()
                 # What is at its end is better finished.
-                if stop is not None and not all(group.done for group in groups) and stop():
-                    for group in groups:
-                        _save(group)
+                if stop is not None and not all(job.done for job in jobs) and stop():
+                    _save([job for job in jobs if not job.diverged])
                     raise StoppedError
-            for group in groups:
-                for member, job in enumerate(group.jobs):
-                    if not job.diverged:
-                        _finish(job, group.training, member, len(group.jobs), world)
-                group.training = None  # memory and workers, before the next ones take theirs
+            for job in jobs:
+                if not job.diverged:
+                    _finish(job, world)
+            for job in jobs:  # memory and workers, before the next ones take theirs
+                job.training = None
             diverged += [job.folder for job in jobs if job.diverged]
     world.tell()  # what the first process wrote: all must find the same runs finished
     if diverged:
@@ -300,13 +258,9 @@ def train(spec: RunSpec, images: Images, *, root: Path | str, **options: Any) ->
 def run_states(
     folders: Iterable[Path], images: Images, world: World = ALONE, *, force: bool = False
 ) -> dict[Path, str]:
-    """Return the state of runs on these images: ``new``, ``begun`` or ``finished``.
+    """Return ``new``, ``begun`` or ``finished`` for each folder, as the first process sees them.
 
-    Args:
-        folders: of the runs.
-        images: their training set; a run of other images is refused.
-        world: the processes, which all get the first one's answer.
-        force: take all for new, whatever is there.
+    A run of other images is refused; with `force` all are new, whatever is there.
     """
     folders, found = list(folders), []
     if force:
@@ -322,21 +276,50 @@ def run_states(
 
 
 def device_words(device: torch.device, processes: int = 1) -> str:
-    """A device as records name it: ``cpu``, ``NVIDIA H200``, ``8 x NVIDIA H200``."""
+    """Return a device as records name it: ``cpu``, ``NVIDIA H200``, ``8 x NVIDIA H200``."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return name if processes == 1 else f"{processes} x {name}"
 
 
-def _open_job(
-    folder: Path,
-    spec: RunSpec,
-    images: Images,
-    device: torch.device,
-    command: str | None,
-    state: str,
-    world: World,
-) -> _Job:
+@dataclass
+class _Common:
+    """What all runs have in common; `data` are the images where training reads them."""
+
+    images: Images
+    data: Resident | Images
+    pool: TeacherPool | None
+    weights: Weights | None
+    device: torch.device
+    command: str | None
+    world: World
+    streaming: Streaming | None
+
+
+@dataclass
+class _Job:
+    """A run to train: its part of the data, and how far it is."""
+
+    spec: RunSpec
+    folder: Path
+    planner: Planner
+    held: Any  # the held-out images, or None
+    writer: RunWriter | None = None  # in processes that leave the writing to the first one
+    start: checkpoint.Checkpoint | None = None
+    epoch: int = 0
+    seconds: float = 0.0
+    diverged: bool = False
+    training: Any = None  # which steps it, as its member of that number, of so many together
+    member: int = 0
+    together: int = 1
+
+    @property
+    def done(self) -> bool:
+        return self.diverged or self.epoch >= self.planner.recipe.epochs
+
+
+def _open_job(folder: Path, spec: RunSpec, state: str, common: _Common) -> _Job:
     """Open the run's folder, anew or where it was left; the first process does, for all."""
+    images, world = common.images, common.world
     kept, held = np.arange(len(images)), None
     if spec.dataset.held_out:
         seed = stream_seed(spec.seed, "held-out")
@@ -345,92 +328,83 @@ def _open_job(
     prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
     recipe, method = Recipe.of(spec), Method.of(spec.method)
     planner = Planner(recipe, method, images.labels, kept, prior, seed=spec.seed)
-    where, writer, start = device_words(device, world.count), None, None
+    job = _Job(spec, folder, planner, held)
+    where = device_words(common.device, world.count)
     if world.first and state == "begun":
-        writer = RunWriter.resume(folder, spec, device=where)
-        start = checkpoint.latest(folder)
-        done = 0 if start is None else start.epochs
-        writer.rewind_log(lambda line: int(line.get("epoch", 0)) <= done)
-        if start is not None:
-            logger.info("%s goes on after epoch %d", folder, done)
+        job.writer = RunWriter.resume(folder, spec, device=where)
+        if start := checkpoint.latest(folder):
+            job.start, job.epoch, job.seconds = start, start.epochs, start.seconds
+            logger.info("%s goes on after epoch %d", folder, job.epoch)
+        job.writer.rewind_log(lambda line: int(line.get("epoch", 0)) <= job.epoch)
     elif world.first:
-        writer = RunWriter.create(
+        job.writer = RunWriter.create(
             folder.parents[1],
             spec,
             prior=prior,
             data=images.fingerprint,
             device=where,
-            command=command,
+            command=common.command,
             class_names=images.class_names,
             force=True,
         )
-    epochs = world.tell(None if start is None else start.epochs)
-    if not world.first and epochs is not None:
-        start = checkpoint.Checkpoint(epochs, 0.0, {})  # the first process will send its tensors
-    epoch, seconds = (0, 0.0) if start is None else start[:2]
-    return _Job(spec, folder, planner, held, writer, start, epoch, seconds)
+    job.epoch = world.tell(job.epoch)
+    if job.epoch and not world.first:  # the first process will send its tensors
+        job.start = checkpoint.Checkpoint(job.epoch, 0.0, {})
+    return job
 
 
 def _alike(jobs: Sequence[_Job]) -> Iterable[list[_Job]]:
     """The jobs in as few groups that can step as one as they allow."""
     groups: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
-        recipe = job.planner.recipe
-        alone = () if can_stack(recipe.model) else (id(job),)  # what can't be stacked
+        recipe = replace(job.planner.recipe, name="", image_seed=None)
+        alone = None if can_stack(recipe.model) else job.folder
         # Settings are their precision and teachers.
-        key = recipe.stack_values, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch
-        groups.setdefault((*key, alone), []).append(job)
+        key = recipe, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch, alone
+        groups.setdefault(key, []).append(job)
     return groups.values()
 
 
-def _place(
-    jobs: Sequence[_Job],
-    data: Resident | Images,
-    pool: TeacherPool | None,
-    weights: Weights | None,
-    device: torch.device,
-    world: World,
-    streaming: Streaming | None,
-) -> Any:
-    """The training of jobs that step as one, each where it was left."""
+def _place(jobs: Sequence[_Job], common: _Common) -> None:
+    """Make the training of jobs that step as one, each where it was left."""
+    data, world, pool = common.data, common.world, common.pool
     spec, planners = jobs[0].spec, [job.planner for job in jobs]
-    how: dict[str, Any] = {"device": device}
+    how: dict[str, Any] = {"device": common.device}
     how["precision"] = spec.settings.get("precision", "float32")
     make: Callable[[], Any]
     if isinstance(data, Resident):
         if pool is not None:
             for job in jobs:
                 pool.pin(job.folder, job.spec)
-            how["teachers"] = pool.ready(spec, planners[0].recipe, data, device)
+            how["teachers"] = pool.ready(spec, planners[0].recipe, data, common.device)
         make = partial(Training, planners, data, **how)
     else:
-        make = partial(StreamedTraining, planners[0], data, world=world, how=streaming, **how)  # type: ignore[arg-type]
-    training = place(make, device=device, graphs=isinstance(data, Resident))
+        how |= {"world": world, "how": common.streaming}
+        make = partial(StreamedTraining, planners[0], data, **how)  # type: ignore[arg-type]
+    training = place(make, device=common.device, graphs=isinstance(data, Resident))
     for member, job in enumerate(jobs):
+        job.training, job.member, job.together = training, member, len(jobs)
         with training.active():
             if job.start is None and SETTING in job.spec.settings:
-                check_start(job.spec, weights)  # its checkpoint was damaged
+                check_start(job.spec, common.weights)  # its checkpoint was damaged
                 state = training.saved_state(member)  # every process has a part in it
-                tensors = started(state, job.spec, weights) if world.first and weights else {}
+                first = world.first and common.weights
+                tensors = started(state, job.spec, first) if first else {}
                 job.start = checkpoint.Checkpoint(0, 0.0, tensors)
             if job.start is not None:
-                if world.first:
-                    own = training.state(member)
-                    checkpoint.check_fits(job.start.tensors, own, folder=job.folder)
                 training.load_state(member, job.start.tensors)
                 job.start = None
-    return training
 
 
-def _log(job: _Job, training: Any, member: int, loss: float, world: World) -> EpochEnd:
+def _log(job: _Job, loss: float, world: World) -> EpochEnd:
     """Measure the held-out error where it is due, and write a line of the log."""
-    recipe, error = job.planner.recipe, None
+    recipe, training, error = job.planner.recipe, job.training, None
     # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
     every = 1 if training.device.type == "cpu" else max(1, recipe.epochs // 20)
     due = job.epoch == recipe.epochs or job.epoch % every == 0
     if job.held is not None and due and not job.diverged:
         with training.active():
-            answers = _held_out(job, training, training.network(member), gathered=False)
+            answers = _held_out(job, training.network(job.member), gathered=False)
         # The loss is of the weights before the last step, which may be the one too many.
         job.diverged = world.tell(answers is not None and not np.isfinite(answers).all())
         if answers is not None and not job.diverged:
@@ -446,29 +420,27 @@ def _log(job: _Job, training: Any, member: int, loss: float, world: World) -> Ep
     return EpochEnd(job.spec, job.folder, job.epoch, recipe.epochs, loss, error, rate)
 
 
-def _held_out(job: _Job, training: Any, network: Any, *, gathered: bool) -> Any:
+def _held_out(job: _Job, network: Any, *, gathered: bool) -> Any:
     """The logits of the held-out part on the first process, see `network_logits`."""
-    where = {"world": training.world, "streaming": training.how} if training.on_disk else {}
-    return network_logits(network, job.held, job.planner.recipe, gathered=gathered, **where)
+    how = {"world": job.training.world, "streaming": job.training.how, "gathered": gathered}
+    return network_logits(network, job.held, job.planner.recipe, **how)
 
 
-def _save(group: _Group) -> None:
-    with group.training.active():
-        for member, job in enumerate(group.jobs):
-            if not job.diverged:
-                state = group.training.saved_state(member)  # every process has a part in it
-                if job.writer is not None:
-                    checkpoint.save(job.folder, state, epochs=job.epoch, seconds=job.seconds)
-    group.saved = time.monotonic()
+def _save(jobs: Sequence[_Job]) -> None:
+    for job in jobs:
+        with job.training.active():
+            state = job.training.saved_state(job.member)  # every process has a part in it
+            if job.writer is not None:
+                checkpoint.save(job.folder, state, epochs=job.epoch, seconds=job.seconds)
 
 
-def _finish(job: _Job, training: Any, member: int, together: int, world: World) -> None:
+def _finish(job: _Job, world: World) -> None:
     """Write the weights and the held-out logits, unless the last step was one too many."""
-    logits = None
+    training, logits = job.training, None
     with training.active():
-        model = training.network(member)
+        model = training.network(job.member)
         if job.held is not None:
-            logits = _held_out(job, training, model, gathered=True)
+            logits = _held_out(job, model, gathered=True)
         # Every process has a part in these.
         head, weights = head_of(model, job.planner.recipe), training.saved_weights(model)
         lost = logits is not None and not np.isfinite(logits).all()
@@ -481,7 +453,7 @@ def _finish(job: _Job, training: Any, member: int, together: int, world: World) 
             labels, data = job.held.labels, job.held.fingerprint
             # A run killed while it finished left some, to be replaced.
             job.writer.write_logits("held-out", logits, labels, **head, data=data, replace=True)
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": together}
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": job.together}
     facts |= {"processes": world.count} if training.on_disk else {}
     job.writer.finish(seconds=job.seconds, **facts)
     checkpoint.delete_all(job.folder)
@@ -489,21 +461,16 @@ def _finish(job: _Job, training: Any, member: int, together: int, world: World) 
 
 @contextmanager
 def explained(runs: int = 0, *, on_disk: bool = False) -> Iterator[None]:
-    """Turn the failure of a GPU into one line with its cost and a remedy.
-
-    Args:
-        runs: how many share it.
-        on_disk: whether their images are.
-    """
+    """Turn the failure of a GPU that some runs share into one line with its cost and a remedy."""
     unlost = "Nothing written is lost: the same command goes on from the last checkpoints."
+    what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
+    if on_disk:
+        what = "a part of the batch; take it in smaller ones (--micro-batch N)."
+    elif runs > 1:
+        what = f"{runs} runs at once; train fewer together (--together N, together=N)."
     try:
         yield
     except torch.OutOfMemoryError as error:
-        what = f"{runs} runs at once; train fewer together (--together N, together=N)."
-        if on_disk:
-            what = "a part of the batch; take it in smaller ones (--micro-batch N)."
-        elif runs < 2:
-            what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
         raise RunError(f"train: the GPU's memory does not hold {what} {unlost}") from error
     except RuntimeError as error:
         said = " ".join(str(error).splitlines()[:2])

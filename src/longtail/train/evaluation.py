@@ -40,13 +40,11 @@ def network_logits(
     streaming: Streaming | None = None,
     gathered: bool = True,
 ) -> Any:
-    """The network's logits on images as they are, on the first process; None on the others.
+    """Return the logits on images as they are, on the first process; None on the others.
 
-    Of images on disk each process computes a part. With `gathered=False` a sharded classifier
-    gives its predictions, and its logits are never put together.
-
-    Returns:
-        float32, shape (examples, num_classes).
+    float32, shape (examples, num_classes). Of images on disk each process computes a part. With
+    `gathered=False` a sharded classifier gives its predictions instead, and its logits are never
+    put together.
     """
     if isinstance(images, ListedImages):
         compute: Callable[..., Any] = stream_logits
@@ -58,11 +56,11 @@ def network_logits(
     if not world.first:
         return None
     device = next(model.parameters()).device
-    colors: dict[str, Any] = {"mean": recipe.mean, "std": recipe.std}
-    colors["pixel_range"] = images.pixel_range
+    color: dict[str, Any] = {"mean": recipe.mean, "std": recipe.std}
+    color["pixel_range"] = images.pixel_range
     with judging(model):
         found = [
-            model(normalize(batch.to(device), **colors)).float().cpu()
+            model(normalize(batch.to(device), **color)).float().cpu()
             for batch in torch.split(as_tensor(images), 1024)
         ]
     return torch.cat(found).numpy()
@@ -80,7 +78,7 @@ def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -
 
 
 def head_of(model: nn.Module, recipe: Recipe) -> dict[str, Any]:
-    """‖w_y‖₂ and the bias of the last layer; of a sharded one, every process must ask."""
+    """Return ‖w_y‖₂ and the bias of the last layer; of a sharded one, every process must ask."""
     if recipe.classifier == "sharded":
         norms, bias = model.fc.norms_and_bias()  # type: ignore[union-attr, operator]
     else:
@@ -150,15 +148,7 @@ def predict(
     For label spaces whose logits no folder can hold: those of a sharded classifier are never
     gathered.
 
-    Args:
-        run: a finished run, with its weights.
-        images: what to predict.
-        device: and what follows: see `evaluate`.
-        world: likewise.
-        streaming: likewise.
-
-    Returns:
-        Shape (examples,), on the first process; None on others.
+    The arguments are those of `evaluate`. Shape (examples,), on the first process; None on others.
     """
     model, recipe = trained_network(run, images, device=device, world=world)
     how: dict[str, Any] = {"world": world, "streaming": streaming}
@@ -169,7 +159,7 @@ def predict(
 def trained_network(
     run: Run, images: Images, *, device: torch.device | str, world: World = ALONE
 ) -> tuple[nn.Module, Recipe]:
-    """A finished run's network on a device, and its recipe."""
+    """Return a finished run's network on a device, and its recipe."""
     recipe = Recipe.of(run.spec)
     if images.num_classes != run.prior.num_classes:
         raise InputError(

@@ -30,9 +30,10 @@ from longtail.models.stacked import part_of, stack
 from longtail.runs.ensemble import logit_scale
 from longtail.train.averaging import WeightAverage
 from longtail.train.distillation import distillation_loss
-from longtail.train.optimizers import OwnDecay, make_optimizer, set_rate
+from longtail.train.distributed import ALONE
+from longtail.train.optimizers import make_optimizer, set_rate
 from longtail.train.plan import EpochPlan, Planner, pick, stream_seed
-from longtail.train.prefetch import Block, ImageMaker, Resident
+from longtail.train.prefetch import ImageMaker, Resident
 from longtail.train.recipe import Recipe
 from longtail.train.sam import Perturbation, frozen_statistics
 
@@ -50,7 +51,7 @@ class Training:
     """One run on images in memory, or several that step as one.
 
     Args:
-        planners: one per run, with equal batch sizes and recipes with equal `stack_values`.
+        planners: one per run, with equal batch sizes and the same recipe, but for `image_seed`.
         data: the training set on the device.
         precision: ``float32`` or ``bfloat16``, of the networks' features.
         device: where they train.
@@ -59,23 +60,23 @@ class Training:
             for each example of the training set.
 
     Attributes:
-        recipe: the first run's, for what all have in common.
         model: the networks, stacked where there are several.
         batch_sizes: how many examples of each run a step of an epoch takes.
         streams: the runs that see the same images: these are made once, and their teachers asked
             once.
         block: how many steps have their batches made at once.
-        now: the batches that steps look in.
-        ahead: those of the coming epoch's first block, where they are made beside the steps.
+        now: the batches of these steps, one after the other: `inputs`, the images, of shape
+            (positions, height, width, runs, channels); their `targets`, (runs, positions), and
+            where images are mixed `seconds` and `shares`, the labels of what was mixed in and the
+            shares of the first, likewise; `teacher_logits`, (streams, positions, num_classes).
     """
 
-    on_disk = False
+    on_disk, world, how = False, ALONE, None  # as `streamed` has them
     skipped = 0  # images that could not be read: none in memory
-    # On a GPU, see `cuda_graphs`: the context in which everything has to happen, the captured
-    # step of each batch size, and the stream for what is made ahead.
+    # On a GPU, see `cuda_graphs`: the context in which everything has to happen, and the captured
+    # step of each batch size.
     active: Any = nullcontext
     graphs: Mapping[int, Any] = MappingProxyType({})
-    beside: Any = None
 
     def __init__(
         self,
@@ -87,51 +88,46 @@ class Training:
         teachers: Teachers | None = None,
     ) -> None:
         self.planners, self.data, self.teachers = list(planners), data, teachers
-        recipe, recipes = planners[0].recipe, [planner.recipe for planner in planners]
-        self.recipe, self.runs, self.batch_sizes = recipe, len(planners), planners[0].batch_sizes
-        self.device, self.precision = torch.device(device), precision
+        self.runs, self.batch_sizes = len(planners), planners[0].batch_sizes
+        recipe = self.recipe = planners[0].recipe
+        here = self.device = torch.device(device)
+        self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self.model: nn.Module = stack([new_network(recipe, data, seed=p.seed) for p in planners])
-        self.model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.criteria, self.generators = make_criteria(planners, self.device)
+        self.model.to(here, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.criteria, self.generators = make_criteria(planners, here)
         self.loss: Callable[..., Tensor] = StackedLoss(self.criteria)
         if teachers is not None:
-            self.loss = _distilled(planners, self.loss, self.device)
-        self.optimizer = make_optimizer(self.model, recipe, self.device)
-        self.decay, self.sam, self.average = None, None, None
-        if len({one.weight_decay for one in recipes}) > 1:
-            self.decay = OwnDecay(self.optimizer, [one.weight_decay for one in recipes])
+            self.loss = _distilled(planners, self.loss, here)
+        self.optimizer = make_optimizer(self.model, recipe, here)
+        self.sam, self.average = None, None
         if recipe.sam_rho > 0:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            rho = [one.sam_rho for one in recipes]
-            self.sam = Perturbation(parameters, rho=rho, parts=self.runs)
+            self.sam = Perturbation(parameters, rho=recipe.sam_rho, parts=self.runs)
         if recipe.ema_decay > 0:
             self.average = WeightAverage(self.model, decay=recipe.ema_decay)
 
         streams: dict[tuple[object, ...], list[int]] = {}
-        for run, planner in enumerate(planners):
-            streams.setdefault(planner.image_stream, []).append(run)
-        self.streams = list(streams.values())
-        self.makers = [ImageMaker(data, recipes[runs[0]]) for runs in self.streams]
+        for run, p in enumerate(planners):
+            key = p.image_seed, p.method.sampling, p.kept.numpy().tobytes()
+            streams.setdefault(key, []).append(run)
+        self.streams, self.maker = list(streams.values()), ImageMaker(data, recipe)
         sizes, (channels, height, width) = self.batch_sizes, data.image_shape
-        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        of_a_step = sizes[0] * data.pixels[0].numel() * dtype.itemsize
+        of_a_step = sizes[0] * data.pixels[0].numel() * self.dtype.itemsize
         self.block = min(len(sizes), max(1, _BLOCK_BYTES // of_a_step))
-        positions, here = sum(sizes[: self.block]), self.device
+        positions = sum(sizes[: self.block])
+        shape = (positions, height, width, self.runs, channels)
         targets = torch.zeros(self.runs, positions, dtype=torch.int64, device=here)
-        self.now = Block(
-            torch.zeros(positions, height, width, self.runs, channels, dtype=dtype, device=here),
-            targets,
-        )
-        if any(one.cutmix + one.mixup > 0 for one in recipes):
-            self.now.seconds = torch.zeros_like(targets)
-            self.now.shares = torch.ones(targets.shape, device=here)
+        self.now = {
+            "inputs": torch.zeros(shape, dtype=self.dtype, device=here),
+            "targets": targets,
+        }
+        if recipe.cutmix + recipe.mixup > 0:
+            self.now["seconds"] = torch.zeros_like(targets)
+            self.now["shares"] = torch.ones(targets.shape, device=here)
         if teachers is not None:
             answers = (len(self.streams), positions, data.num_classes)
-            self.now.teacher_logits = torch.zeros(answers, device=here)
-        self.ahead: Block | None = None
-        self._ahead_of = -1  # the epoch whose first block that is
-        self._epoch, self._planned = -1, -1  # which epoch is trained, and which `plans` are of
-        self.plans: list[EpochPlan] = []
+            self.now["teacher_logits"] = torch.zeros(answers, device=here)
+        self._planned, self.plans = -1, list[EpochPlan]()  # and the epoch that they are of
         self.rates = torch.zeros(len(sizes), device=here)
         self.offsets = torch.arange(sizes[0], device=here)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=here)
@@ -141,7 +137,6 @@ class Training:
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
         self.look_ahead(epoch)
-        self._epoch = epoch
         self.rates.copy_(self.plans[0].rates)
         begin_epoch(self.planners, self.plans, self.criteria, self.generators, epoch)
         self.number.zero_()
@@ -155,80 +150,53 @@ class Training:
             self._planned = epoch
 
     def prepare(self, number: int) -> None:
-        """Before step `number`, where a block of steps begins: have all its batches at hand."""
-        if number == 0 and self.ahead is not None and self._ahead_of == self._epoch:
-            self.now.copy_(self.ahead)
-        else:
-            self._fill(self.now, number)
-        self.cursor.zero_()
+        """Before step `number`, where a block of steps begins: make all its batches.
 
-    def _fill(self, block: Block, number: int) -> None:
-        """Make the batches of the steps from `number` on, and ask the teachers about them."""
+        Teachers are asked about them, too.
+        """
         first = sum(self.batch_sizes[:number])
         end = first + sum(self.batch_sizes[number : number + self.block])
+        now = self.now
         chunk = max(1, _CHUNK_BYTES // self.data.pixels[0].nbytes)
-        for runs, maker in zip(self.streams, self.makers, strict=True):
-            images, partners, mixing, *_ = self.plans[runs[0]]
+        for stream, runs in enumerate(self.streams):
+            plan = self.plans[runs[0]]
             for low in range(first, end, chunk):
                 part = slice(low, min(low + chunk, end))
                 at = slice(part.start - first, part.stop - first)
-                pixels, labels, seconds, shares = maker.make(
-                    pick(images, part),
-                    None if partners is None else pick(partners, part),
-                    None if mixing is None else pick(mixing, part),
-                )
+                pixels, *labels = self.maker.make(*(pick(draws, part) for draws in plan[:3]))
                 for run in runs:
-                    block.inputs[at, :, :, run].copy_(pixels.permute(0, 2, 3, 1))
-                    block.targets[run, at].copy_(labels)
-                    # A run that mixes nothing, beside one that does, has its own label twice.
-                    if block.seconds is not None and block.shares is not None:
-                        block.seconds[run, at].copy_(seconds)
-                        if shares is not None:
-                            block.shares[run, at].copy_(shares)
-        if self.teachers is None or block.teacher_logits is None:
-            return
-        for runs, answers in zip(self.streams, block.teacher_logits, strict=True):
+                    now["inputs"][at, :, :, run].copy_(pixels.permute(0, 2, 3, 1))
+                    for name, values in zip(("targets", "seconds", "shares"), labels, strict=False):
+                        now[name][run, at].copy_(values)
             if isinstance(self.teachers, Tensor):
-                rows = self.plans[runs[0]].images.rows[first:end]
-                answers[: end - first].copy_(self.teachers[rows.to(answers.device)])
-                continue
-            for low in range(0, end - first, _TEACHER_BATCH):
-                part = slice(low, min(low + _TEACHER_BATCH, end - first))
-                seen = block.inputs[part, :, :, runs[0]].float().permute(0, 3, 1, 2)
-                with torch.no_grad():
-                    answers[part].copy_(self.teachers(seen))
-
-    def make_room_ahead(self) -> Block:
-        """Have a second block, for `make_ahead`."""
-        self.ahead = self.now.clone()
-        return self.ahead
-
-    def make_ahead(self, epoch: int) -> None:
-        """Make the first block of an epoch to come, where `prepare` will find it."""
-        assert self.ahead is not None
-        self.look_ahead(epoch)
-        self._ahead_of = -1  # as long as it is half made
-        self._fill(self.ahead, 0)
-        self._ahead_of = epoch
+                rows = plan.images.rows[first:end].to(self.device)
+                now["teacher_logits"][stream, : end - first].copy_(self.teachers[rows])
+            elif self.teachers is not None:
+                for low in range(0, end - first, _TEACHER_BATCH):
+                    at = slice(low, min(low + _TEACHER_BATCH, end - first))
+                    seen = now["inputs"][at, :, :, runs[0]].float().permute(0, 3, 1, 2)
+                    with torch.no_grad():
+                        now["teacher_logits"][stream, at].copy_(self.teachers(seen))
+        self.cursor.zero_()
 
     def step(self, size: int) -> None:
         """One step of every run on its next `size` examples of the block."""
         at, now = self.cursor + self.offsets[:size], self.now
         # Shape (size, runs · channels, height, width), channels-last.
-        images = now.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2)
+        images = now["inputs"].index_select(0, at).flatten(3).permute(0, 3, 1, 2)
         # The loss's arguments, of shape (runs, size) or (runs or 1, size, num_classes).
-        labels: dict[str, Any] = {"target": now.targets.index_select(1, at)}
-        if now.seconds is not None and now.shares is not None:
-            labels["second"] = now.seconds.index_select(1, at)
-            labels["share"] = now.shares.index_select(1, at)
+        labels: dict[str, Any] = {"target": now["targets"].index_select(1, at)}
+        if "seconds" in now:
+            labels["second"] = now["seconds"].index_select(1, at)
+            labels["share"] = now["shares"].index_select(1, at)
         if any(isinstance(loss, EqualizedThresholdLoss) for loss in self.criteria):
             like = torch.empty(size, self.data.num_classes, device=self.device)
             labels["dropped"] = [
                 loss.draw(like) if isinstance(loss, EqualizedThresholdLoss) else None
                 for loss in self.criteria
             ]
-        if now.teacher_logits is not None:
-            answers = now.teacher_logits.index_select(1, at)
+        if "teacher_logits" in now:
+            answers = now["teacher_logits"].index_select(1, at)
             if 1 < len(self.streams) < self.runs:  # with one, or one for each, they broadcast as is
                 of_run = {run: answers[n] for n, runs in enumerate(self.streams) for run in runs}
                 answers = torch.stack([of_run[run] for run in range(self.runs)])
@@ -243,8 +211,6 @@ class Training:
             with frozen_statistics(self.model):
                 self._losses(images, labels).sum().backward()  # type: ignore[no-untyped-call]
             self.sam.back()
-        if self.decay is not None:
-            self.decay.add()
         set_rate(self.optimizer, self.rates.index_select(0, self.number))
         self.optimizer.step()
         if self.average is not None:
@@ -255,31 +221,26 @@ class Training:
 
     def _losses(self, images: Tensor, labels: Mapping[str, Any]) -> Tensor:
         """The mean loss of each run, shape (runs,)."""
-        low = self.precision == "bfloat16"
+        low = self.dtype == torch.bfloat16
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             features = self.model.features(images)  # type: ignore[operator]
         logits = self.model.fc(features.float())  # type: ignore[operator]
         return self.loss(logits.view(self.runs, len(images), -1), **labels)
 
     def mean_losses(self) -> list[float]:
-        """The mean loss of each run's examples since `load`."""
+        """Return the mean loss of each run's examples since `load`."""
         return [total / sum(self.batch_sizes) for total in self.totals.tolist()]
 
     def state(self, member: int) -> dict[str, Tensor]:
-        """Everything of a run that training changes, by name, where it is."""
+        """Return everything of a run that training changes, by name, where it is."""
         found = training_state(self.model, self.optimizer, self.average)
         return {
             name: part_of(value.detach(), index=member, count=self.runs)
             for name, value in found.items()
         }
 
-    def saved_state(self, member: int) -> dict[str, Tensor]:
-        """`state` as a checkpoint has it."""
-        return self.state(member)
-
-    def saved_weights(self, network: nn.Module) -> dict[str, Tensor]:
-        """The weights of a network as a run folder has them."""
-        return network.state_dict()
+    saved_state = state  # as a checkpoint has it
+    saved_weights = staticmethod(nn.Module.state_dict)  # of a network, as a run folder has them
 
     def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's tensors in the places of the run's own."""
@@ -287,7 +248,7 @@ class Training:
             value.copy_(tensors[name])
 
     def network(self, member: int) -> nn.Module:
-        """A run's network by itself, with its weights, or their average, as they are now."""
+        """Return a run's network by itself, with its weights, or their average, as they are now."""
         if self.runs == 1 and self.average is None:
             return self.model
         seed = self.planners[member].seed
@@ -308,33 +269,21 @@ def _distilled(
 
     (1 − w) · loss + w · T² · KL(teachers ‖ run)
     """
-    recipes = [planner.recipe for planner in planners]
-
-    def each(values: Sequence[float], *shape: int) -> Any:
-        """One number where all runs have the same; a tensor else."""
-        if len(set(values)) == 1:
-            return values[0]
-        return torch.tensor(values, device=device).view(-1, *shape)
-
-    weight = each([one.distill_weight for one in recipes])
-    own = each([1.0 - one.distill_weight for one in recipes])
-    temperature = each([one.distill_temperature for one in recipes], 1, 1)
+    recipe = planners[0].recipe
+    how: dict[str, Any] = {"temperature": recipe.distill_temperature, "reduction": "none"}
+    if recipe.distill_adjusted:
+        log_priors = np.stack([p.prior.log_probs for p in planners])
+        how["log_prior"] = torch.from_numpy(log_priors).float().to(device)[:, None]
     # The teachers' come multiplied by the scales of their losses, so the runs' must be, too.
-    scale = each([logit_scale(p.method.part) for p in planners], 1, 1)
-    log_priors = None
-    if any(one.distill_adjusted for one in recipes):
-        added = [p.prior.log_probs * p.recipe.distill_adjusted for p in planners]
-        log_priors = torch.from_numpy(np.stack(added)).float().to(device)[:, None]
+    scales = [logit_scale(p.method.part) for p in planners]
+    scale: Any = scales[0]
+    if len(set(scales)) > 1:
+        scale = torch.tensor(scales, device=device).view(-1, 1, 1)
 
     def losses(logits: Tensor, target: Tensor, *, teacher_logits: Tensor, **mix: Any) -> Tensor:
-        divergence = distillation_loss(
-            scale * logits,
-            teacher_logits,
-            temperature=temperature,
-            log_prior=log_priors,
-            reduction="none",
-        )
-        found: Tensor = own * loss(logits, target, **mix) + weight * divergence.mean(1)
+        divergence = distillation_loss(scale * logits, teacher_logits, **how).mean(1)
+        weight = recipe.distill_weight
+        found: Tensor = (1.0 - weight) * loss(logits, target, **mix) + weight * divergence
         return found
 
     return losses
@@ -343,15 +292,14 @@ def _distilled(
 def new_network(
     recipe: Recipe, data: ImageSet | Resident | ListedImages, *, seed: int
 ) -> nn.Module:
-    """A run's network as it starts; made on the CPU, so that it starts alike everywhere."""
+    """Return a run's network as it starts; made on the CPU, so that it starts alike everywhere."""
     side = recipe.image_size  # to which photographs from disk are cropped
-    shape = (3, side, side) if isinstance(data, ListedImages) else data.image_shape
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "weights"))
         network = models.build(
             recipe.model,
             num_classes=data.num_classes,
-            image_shape=shape,
+            image_shape=(3, side, side) if isinstance(data, ListedImages) else data.image_shape,
             head=recipe.head,
             head_scale=recipe.head_scale,
         )
@@ -364,7 +312,7 @@ def new_network(
 def make_criteria(
     planners: Sequence[Planner], device: torch.device
 ) -> tuple[list[PairwiseMarginLoss], list[torch.Generator]]:
-    """Each run's loss on the device, and the random numbers that losses which draw take."""
+    """Return each run's loss, and the random numbers that losses which draw take."""
     criteria = [p.method.criterion(p.prior).to(device) for p in planners]
     generators = [torch.Generator(device) for _ in planners]
     for criterion, generator in zip(criteria, generators, strict=True):
@@ -392,7 +340,7 @@ def begin_epoch(
 def training_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None = None
 ) -> dict[str, Tensor]:
-    """Everything that training changes, by name, where it is."""
+    """Return everything that training changes, by name, where it is."""
     found = {f"model/{name}": value for name, value in model.state_dict().items()}
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     for index, parameter in enumerate(parameters):
@@ -409,10 +357,7 @@ def take_step(training: Any, number: int) -> None:
     """Take step `number` of the epoch that was loaded; on a GPU it is only queued."""
     size = training.batch_sizes[number]
     with training.active():
-        if number == 0 and training.beside is not None:  # the block may have been made there
-            with training.beside.taking():
-                training.prepare(number)
-        elif number % training.block == 0:
+        if number % training.block == 0:
             training.prepare(number)
         if training.graphs:
             training.graphs[size].replay()
@@ -450,8 +395,6 @@ def run_epoch(
     for training, epoch in zip(trainings, epochs, strict=True):
         if training.graphs:  # while the GPU works through what is queued
             training.look_ahead(epoch + 1)
-            if training.beside is not None and epoch + 1 < training.recipe.epochs:
-                training.beside.make(training, epoch + 1)
     losses = []
     for training in trainings:
         with training.active():

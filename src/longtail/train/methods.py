@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,29 +102,29 @@ def loss_settings(loss: str) -> Mapping[str, Any]:
 
 
 def method_help() -> list[MethodHelp]:
-    """Every part that a method can have, losses first, with its settings and one line each.
+    """Return every part that a method can have, losses first, with its settings and one line each.
 
     Examples:
         >>> next(line for line in method_help() if line.name == "ldam").settings
         'max_margin=0.5, scale=30.0'
     """
-
-    def listed(settings: Mapping[str, Any]) -> str:
-        bare = (None, REQUIRED)
-        return ", ".join(key if d in bare else f"{key}={d}" for key, d in settings.items())
-
-    summaries = {name: (make.__doc__ or "").partition("\n")[0] for name, make in MARGINS.items()}
-    summaries[THRESHOLD] = (
+    parts = [
+        (name, "loss", loss_settings(name), (make.__doc__ or "").partition("\n")[0])
+        for name, make in MARGINS.items()
+    ]
+    dropped = (
         "Competitors rarer than `threshold` drop out at random, with probability gamma "
         "(Tan et al. 2020)."
     )
-    losses = [
-        MethodHelp(name, "loss", listed(loss_settings(name)), summary)
-        for name, summary in summaries.items()
-    ]
-    return losses + [
-        MethodHelp(name, "extra", listed({k: d for k, (_, d) in settings.items()}), summary)
-        for name, (summary, settings) in EXTRAS.items()
+    parts.append((THRESHOLD, "loss", loss_settings(THRESHOLD), dropped))
+    for name, (summary, settings) in EXTRAS.items():
+        parts.append((name, "extra", {key: d for key, (_, d) in settings.items()}, summary))
+    bare = (None, REQUIRED)
+    return [
+        MethodHelp(
+            name, kind, ", ".join(k if d in bare else f"{k}={d}" for k, d in has.items()), summary
+        )
+        for name, kind, has, summary in parts
     ]
 
 
@@ -156,10 +156,16 @@ class Method:
     drw_beta: float = 0.9999
     label_smoothing: float = 0.0
     sampling: str = "instance"
+    # The settings that the loss has no default for and that are not given.
+    lacking: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", Settings(self.settings))
-        _check_known(self.settings, loss_settings(self.loss), self.loss)
+        known = loss_settings(self.loss)
+        lacking = (key for key, d in known.items() if d is REQUIRED and key not in self.settings)
+        object.__setattr__(self, "lacking", tuple(lacking))
+        for key in self.settings:
+            _check_known(key, known, self.loss)
         _checks.fraction(self.label_smoothing, name="epsilon")
         _checks.fraction(self.drw_beta, name="beta of drw", below_one=True)
         if self.drw_start is not None:
@@ -175,43 +181,36 @@ class Method:
         # Values of the loss's settings: refused now, by the margin of a tiny prior, and not when
         # the data are there.
         if self.loss == THRESHOLD:
-            for name in self.settings:
-                _checks.fraction(self.settings[name], name=name)
+            for name, value in self.settings.items():
+                _checks.fraction(value, name=name)
         elif self.settings and not self.lacking:
-            delta = self.settings.get("delta", (1.0, 1.0))
-            size = len(delta) if isinstance(delta, tuple) else 2
-            MARGINS[self.loss](ClassPrior.from_counts([2] * size), **self.settings)
+            classes = len(self.settings.get("delta", (1.0, 1.0)))
+            MARGINS[self.loss](ClassPrior.from_counts([2] * classes), **self.settings)
 
     @classmethod
     def of(cls, method: Part | str) -> Method:
-        """The method that a run's spec carries, or that a text names (see the head of this file).
+        """Return the method of a run's spec, or of a text (see the head of this file).
 
         Examples:
             >>> Method.of("ldam+drw:start=120").part
             Part(name='ldam+drw', settings={'drw_start': 120})
         """
-        text = method if isinstance(method, str) else method.name
+        text, given = (method, {}) if isinstance(method, str) else (method.name, method.settings)
         try:
-            parts = [part.partition(":") for part in text.split("+")]
-            names = [name.strip().lower().replace("_", "-") for name, _, _ in parts]
+            parts = [
+                (name.strip().lower().replace("_", "-"), rest.split(",") if colon else ())
+                for name, colon, rest in (part.partition(":") for part in text.split("+"))
+            ]
+            names = [name for name, _ in parts]
             _check_names(*names)
-            given = {} if isinstance(method, str) else dict(method.settings)
-            for name, (_, colon, rest) in zip(names, parts, strict=True):
-                known = EXTRAS[name].settings if name in EXTRAS else loss_settings(name)
-                for pair in rest.split(",") if colon else ():
-                    key, equals, value = (piece.strip() for piece in pair.partition("="))
-                    key = key.lower().replace("-", "_")
-                    if not equals or not key:
-                        raise InputError(
-                            f"settings are written as {name}:name=value,name=value; got {pair!r}."
-                        )
-                    _check_known([key], known, name)
-                    flat = EXTRAS[name].settings[key][0] if name in EXTRAS else key
-                    if flat in given:
-                        raise InputError(f"{key!r} of {name!r} is given twice.")
-                    given[flat] = _number(value, flat, f"{key} of {name}")
-            own = {key: v for key, v in given.items() if key not in _EXTRA_KEYS}
-            extra = {key: v for key, v in given.items() if key in _EXTRA_KEYS}
+            own = {key: value for key, value in given.items() if key not in _EXTRA_KEYS}
+            extra = {key: value for key, value in given.items() if key in _EXTRA_KEYS}
+            for name, pairs in parts:
+                if pairs and name in EXTRAS:
+                    keys = {typed: key for typed, (key, _) in EXTRAS[name].settings.items()}
+                    extra |= _typed(name, pairs, keys)
+                elif pairs:
+                    own |= _typed(name, pairs, {key: key for key in loss_settings(name)})
             smooth = extra.pop("epsilon", EXTRAS["label-smoothing"].settings["epsilon"][1])
             return cls(
                 loss=names[0],
@@ -243,19 +242,10 @@ class Method:
                 settings[key] = mine[key]
         return Part("+".join([self.loss, *extras]), Settings(settings))
 
-    @property
-    def lacking(self) -> list[str]:
-        """The settings that the loss has no default for and that are not given."""
-        wanted = loss_settings(self.loss).items()
-        return [key for key, d in wanted if d is REQUIRED and key not in self.settings]
-
     def criterion(self, prior: ClassPrior) -> PairwiseMarginLoss:
-        """The loss as a module of (logits, target).
+        """Return the loss as a module of (logits, target), for the prior of the training examples.
 
         With DRW it has a `weight` buffer, ones at first, to be filled from `class_weights`.
-
-        Args:
-            prior: of the examples that the run trains on.
         """
         import torch
 
@@ -275,19 +265,12 @@ class Method:
         return self.drw_start
 
     def class_weights(self, prior: ClassPrior, epoch: int, epochs: int) -> FloatArray | None:
-        """The class weights of one epoch (counted from 0), or None where there are none.
+        """Return the class weights of one epoch (counted from 0), or None where there are none.
 
             w_y = L · v_y / Σ v,   v_y = (1 − β) / (1 − β^{n_y})
 
-        They have the meaning of torch's `weight`: Σ w_y ℓ / Σ w_y over the batch.
-
-        Args:
-            prior: of the examples that the run trains on, made from counts.
-            epoch: counted from 0.
-            epochs: of the whole training.
-
-        Returns:
-            Shape (num_classes,), with sum num_classes.
+        They have the meaning of torch's `weight`: Σ w_y ℓ / Σ w_y over the batch. `prior` is that
+        of the training examples, made from counts.
 
         Examples:
             >>> prior = ClassPrior.from_counts([5000, 500, 50])
@@ -301,13 +284,9 @@ class Method:
         return weights
 
     def residual_adjustment(self, prior: ClassPrior) -> FloatArray:
-        """The adjustment that is left to add to a trained network's logits, as far as is known.
+        """Return what is left to add to a trained network's logits, see `Margin`'s.
 
-        Args:
-            prior: of the examples that the run trains on.
-
-        Returns:
-            As `Margin.residual_adjustment`; −log π where nothing is known of the loss.
+        −log π where nothing is known of the loss; `prior` is that of the training examples.
 
         Examples:
             >>> from longtail.posthoc import tau_left
@@ -337,15 +316,26 @@ class Method:
 _EXTRA_KEYS = {key for extra in EXTRAS.values() for key, _ in extra.settings.values()}
 
 
-def _number(value: str, key: str, what: str) -> Any:
-    """A number, or several with slashes between them."""
-    kind: type[int] | type[float] = int if key == "drw_start" else float
-    try:
-        found = [kind(piece) for piece in value.split("/")]
-    except ValueError:
-        whole = "whole " if kind is int else ""
-        raise InputError(f"{what} must be a {whole}number; got {value!r}.") from None
-    return tuple(found) if len(found) > 1 or key == "delta" else found[0]
+def _typed(name: str, pairs: Sequence[str], keys: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of a part as typed, by their keys in a record: numbers, or several with slashes."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        typed, equals, text = (piece.strip() for piece in pair.partition("="))
+        typed = typed.lower().replace("-", "_")
+        if not equals or not typed:
+            raise InputError(f"settings are written as {name}:name=value,name=value; got {pair!r}.")
+        _check_known(typed, keys, name)
+        key = keys[typed]
+        if key in found:
+            raise InputError(f"{typed!r} of {name!r} is given twice.")
+        kind: type[int] | type[float] = int if key == "drw_start" else float
+        try:
+            values = tuple(kind(piece) for piece in text.split("/"))
+        except ValueError:
+            whole = "whole " if kind is int else ""
+            raise InputError(f"{typed} of {name} must be a {whole}number; got {text!r}.") from None
+        found[key] = values if len(values) > 1 or key == "delta" else values[0]
+    return found
 
 
 def _check_names(loss: str, *extras: str) -> None:
@@ -370,18 +360,15 @@ def _check_names(loss: str, *extras: str) -> None:
             )
         if extra not in EXTRAS:
             raise unknown("part", extra, list(EXTRAS))
-        if extras.count(extra) > 1:
-            raise InputError(f"{extra!r} is there twice.")
     sampled = [extra for extra in extras if extra in SAMPLINGS]
     if len(sampled) > 1:
         raise InputError(f"batches are drawn in one way, but {' and '.join(sampled)} are two.")
 
 
-def _check_known(given: Iterable[str], known: Mapping[str, Any], name: str) -> None:
-    for key in given:
-        if key not in known:
-            has = f"it has {', '.join(known)}." if known else "it has none."
-            raise InputError(f"{name!r} has no setting {key!r}; {has}")
+def _check_known(key: str, known: Mapping[str, Any], name: str) -> None:
+    if key not in known:
+        has = f"it has {', '.join(known)}." if known else "it has none."
+        raise InputError(f"{name!r} has no setting {key!r}; {has}")
 
 
 def unknown(what: str, value: object, options: Sequence[str], *, alike: float = 0.5) -> InputError:

@@ -27,11 +27,7 @@ from longtail._checks import InputError
 
 
 def plan_cutout(count: int, *, generator: torch.Generator) -> Tensor:
-    """Draw the centre of each image's hole, as shares of the height and the width.
-
-    Returns:
-        float32 in [0, 1), on the CPU, shape (count, 2).
-    """
+    """Draw the centre of each image's hole, as shares of height and width, shape (count, 2)."""
     return torch.rand(count, 2, generator=generator)
 
 
@@ -42,12 +38,9 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
 
     Args:
         pixels: shape (batch, channels, height, width), on any device.
-        centre: as from `plan_cutout`, shape (batch, 2).
+        centre: as from `plan_cutout`.
         size: side of the square in pixels.
         fill: its value; after normalisation 0 is the mean colour.
-
-    Returns:
-        New pixels of the same shape, dtype and memory format.
 
     Examples:
         >>> cutout(torch.ones(1, 1, 2, 4), torch.tensor([[0.0, 0.5]]), size=1).view(2, 4)
@@ -62,19 +55,11 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
 
 
 class MixPlan(NamedTuple):
-    """Mixing of each image of a batch with its partner, drawn on the CPU.
+    """Mixing of each image of a batch with its partner, drawn on the CPU."""
 
-    Attributes:
-        share: how much of the image itself should remain, float32 in [0, 1], shape (count,); 1
-            for images that are not mixed.
-        patch: whether the partner comes in as a patch (CutMix) rather than all over (mixup),
-            bool, shape (count,).
-        centre: the patch's, as shares of the height and the width, shape (count, 2).
-    """
-
-    share: Tensor
-    patch: Tensor
-    centre: Tensor
+    share: Tensor  # of the image itself that should remain, 1 where nothing is mixed in, (count,)
+    patch: Tensor  # true for a patch (CutMix), false for a blend (mixup), shape (count,)
+    centre: Tensor  # of the patch, as shares of the height and the width, shape (count, 2)
 
 
 def plan_mixing(
@@ -131,12 +116,9 @@ def draw_partners(
 
     Args:
         labels: of the training set, shape (examples,).
-        count: how many to draw, with replacement.
+        count: how many rows to draw, with replacement.
         rule: see above.
         generator: on the CPU.
-
-    Returns:
-        Rows of the training set, int64 on the CPU, shape (count,).
 
     Examples:
         >>> generator = torch.Generator().manual_seed(0)
@@ -158,7 +140,7 @@ def draw_partners(
 
 
 def _scaled(chance: Tensor, count: Tensor) -> Tensor:
-    """Uniform on 0 .. count − 1, from uniform on [0, 1)."""
+    """Whole numbers below `count`, from uniform ones on [0, 1)."""
     return torch.minimum((chance * count).floor().long(), count - 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,28 +20,30 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     a sharded classifier can't be stepped in one sweep with whole parameters: they have a group of
     their own, with a number for the learning rate.
     """
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    norm = {id(parameter) for module in norms for parameter in module.parameters()}
-    free = norm if recipe.decay == "not-norm" else set()
     on_gpu, adam = device.type == "cuda", recipe.optimizer == "adam"
-    one_by_one: dict[str, Any] = {"lr": recipe.lr, "foreach": False, "fused": False}
-    one_by_one |= {"capturable": False} if adam else {}
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    free = {id(p) for m in norms for p in m.parameters()} if recipe.decay == "not-norm" else set()
     head = {id(p) for p in model.fc.parameters()} if recipe.head_lr != 1 else set()  # type: ignore[union-attr]
+
+    rate: Any = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
     groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
     for p in model.parameters():
         if not p.requires_grad:
             continue
         # DTensors have this method; to import their class takes longer than all the rest.
-        key = id(p) in free, hasattr(p, "to_local"), id(p) in head
-        options: dict[str, Any] = {"weight_decay": 0.0} if key[0] else {}
-        if key[2]:
-            options |= {"lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr}
-            options["factor"] = recipe.head_lr
-        options |= one_by_one if key[1] else {}
-        groups.setdefault(key, {"params": [], **options})["params"].append(p)
+        key = undecayed, sliced, of_head = id(p) in free, hasattr(p, "to_local"), id(p) in head
+        if key not in groups:
+            options: dict[str, Any] = {"weight_decay": 0.0} if undecayed else {}
+            if of_head:
+                options |= {"lr": rate.clone() if on_gpu else rate, "factor": recipe.head_lr}
+            if sliced:
+                options |= {"lr": recipe.lr, "foreach": False, "fused": False}
+                options |= {"capturable": False} if adam else {}
+            groups[key] = {"params": [], **options}
+        groups[key]["params"].append(p)
     settings: dict[str, Any] = {
         "params": [groups[key] for key in sorted(groups)],
-        "lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr,
+        "lr": rate,
         "weight_decay": recipe.weight_decay,
         # On a CPU an Adam that is not fused takes a fifth of a step of a head on embeddings.
         "fused": True if on_gpu or adam else None,
@@ -79,39 +80,3 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor, known: float | None
             group["lr"].copy_(rate[0] if factor == 1 else factor * rate[0])
         else:
             group["lr"] = factor * (float(rate) if known is None else known)
-
-
-class OwnDecay:
-    """Weight decay of networks side by side that differ in it; an optimiser has one for all.
-
-        g ← g + (λ_m − λ)·w,   for the weights w of network m; the optimiser then adds λ·w
-
-    Args:
-        optimizer: of networks joined along the first axis as by `models.stacked`; parameters that
-            it lets not decay (λ = 0 in their group) don't.
-        decays: λ_m of each network; the optimiser's λ is the first one's.
-
-    Examples:
-        >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-        >>> w.grad = torch.zeros(2)
-        >>> own = OwnDecay(torch.optim.SGD([w], lr=1.0, weight_decay=0.1), [0.1, 0.3])
-        >>> own.add()
-        >>> w.grad
-        tensor([0.0000, 0.4000])
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, decays: Sequence[float]) -> None:
-        self.parameters: list[Tensor] = [
-            p for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]
-        ]
-        # As large as the parameters, so that a few kernels do all of them.
-        self.beyond = [torch.empty_like(p, requires_grad=False) for p in self.parameters]
-        for beyond in self.beyond:
-            for part, decay in zip(beyond.chunk(len(decays)), decays, strict=True):
-                part.fill_(decay - decays[0])
-
-    @torch.no_grad()
-    def add(self) -> None:
-        """Change the gradients, before the optimiser's step."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        torch._foreach_addcmul_(gradients, self.parameters, self.beyond)

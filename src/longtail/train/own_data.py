@@ -6,7 +6,8 @@ deviation; of the test set nothing but the headers is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,15 +72,15 @@ def settle(
     """
     numbers = {key: given[key] for key in ("epochs", "batch_size", "image_size") if key in given}
     typed = get_recipe(recipe, **numbers)  # checks them
+    chosen: dict[str, Any] = {}
     if isinstance(data, ImageSet):
-        _, height, width = data.image_shape
-        side, found = min(height, width), {"image_size": 0}
-        found |= {"crop_padding": side // 8} if side >= 16 else {}
+        side = min(data.image_shape[1:])
+        chosen["image_size"] = 0
+        if side >= 16:
+            chosen["crop_padding"] = side // 8
     else:
         least = MODELS[given["model"]].smallest if given.get("model") in MODELS else 0
-        side = numbers.get("image_size") or _usual_size(data, least=least)
-        found = {"image_size": side}
-    chosen: dict[str, Any] = dict(found)
+        side = chosen["image_size"] = numbers.get("image_size") or _usual_size(data, least=least)
     if not pretrained:
         chosen["model"] = "resnet18" if side > SMALL else "resnet32" if side >= 16 else "small-conv"
         chosen["mean"], chosen["std"] = _mean_and_std(data, side)
@@ -105,15 +106,24 @@ def words(name: str, recipe: Recipe) -> str:
     )
 
 
-def _spread(data: Labeled, count: int) -> list[int]:
-    """Return the positions of examples that are spread evenly over the data."""
-    places = np.linspace(0, len(data) - 1, min(count, len(data))).round()
-    return places.astype(int).tolist()  # type: ignore[no-any-return]
+def _sample(data: Labeled, count: int) -> list[int]:
+    """The positions of examples that are spread evenly over the data."""
+    places: list[int] = (
+        np.linspace(0, len(data) - 1, min(count, len(data))).round().astype(int).tolist()
+    )
+    return places
 
 
-def _readable(found: Iterable[Any]) -> list[Any]:
-    """Return what could be read of a sample; training will name the files that can't be."""
-    found = list(found)
+def _read(data: ListedImages, read: Callable[[str], Any], count: int) -> list[Any]:
+    """What could be read of a sample of files; training will name those that can't be."""
+
+    def attempt(index: int) -> Any:
+        try:
+            return read(data.file(index))
+        except PhotoError as error:
+            return error
+
+    found = list(in_threads(attempt, _sample(data, count)))
     good = [one for one in found if not isinstance(one, PhotoError)]
     if not good:
         raise InputError(f"none of {len(found)} images can be read; one {found[0].reason}.")
@@ -121,29 +131,15 @@ def _readable(found: Iterable[Any]) -> list[Any]:
 
 
 def _usual_size(data: ListedImages, *, least: int) -> int:
-    headers: list[Header] = _readable(
-        in_threads(lambda i: check_photo(data.file(i), quick=True), _spread(data, _HEADERS))
-    )
+    headers: list[Header] = _read(data, partial(check_photo, quick=True), _HEADERS)
     median = np.median([min(header.height, header.width) for header in headers])
     return max([least, SIZES[0], *(size for size in SIZES if size <= median)])
 
 
-def _mean_and_std(
-    data: ImageSet | ListedImages, side: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _mean_and_std(data: ImageSet | ListedImages, side: int) -> list[tuple[float, ...]]:
     if isinstance(data, ImageSet):
-        pixels = data.images[_spread(data, 10 * _DECODED)].transpose(0, 2, 3, 1) / data.pixel_range
+        pixels = data.images[_sample(data, 10 * _DECODED)].transpose(0, 2, 3, 1) / data.pixel_range
     else:
-        view = CenterCrop(side, round(side * 256 / 224))
-
-        def decoded(index: int) -> Any:
-            try:
-                return view(data.file(index))
-            except PhotoError as error:
-                return error
-
-        pixels = np.stack(_readable(in_threads(decoded, _spread(data, _DECODED)))) / 255
-    mean, std = (
-        value.round(2).tolist() for value in (pixels.mean((0, 1, 2)), pixels.std((0, 1, 2)))
-    )
-    return tuple(mean), tuple(max(value, 0.01) for value in std)
+        pixels = np.stack(_read(data, CenterCrop(side, round(side * 256 / 224)), _DECODED)) / 255
+    mean, std = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+    return [tuple(value.round(2).tolist()) for value in (mean, std.round(2).clip(0.01))]

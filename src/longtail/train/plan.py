@@ -10,8 +10,7 @@ numbers of its own, so adding or leaving out one changes nothing about the other
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,69 +21,41 @@ from longtail.priors import ClassPrior
 from longtail.train.augment import plan_crop_flip
 from longtail.train.methods import Method
 from longtail.train.mixing import MixPlan, draw_partners, plan_cutout, plan_mixing
-from longtail.train.recipe import OF_IMAGES, Recipe, learning_rate
+from longtail.train.recipe import Recipe, learning_rate
 from longtail.train.trivial import plan_trivial_augment
 
 
 def stream_seed(seed: int, purpose: str, index: int = 0) -> int:
-    """A seed for one purpose of one run, unrelated to those of other purposes and indices.
-
-    Examples:
-        >>> stream_seed(0, "order", 1) != stream_seed(0, "order", 2)
-        True
-    """
+    """Return a seed for one purpose of one run, unrelated to those of others."""
     digest = hashlib.sha256(f"{seed}/{purpose}/{index}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1  # torch takes 63 bits
 
 
 class ImageDraws(NamedTuple):
-    """Random draws for a sequence of images, as tensors on the CPU.
+    """Random draws for a sequence of images, on the CPU; None for what a recipe does not do."""
 
-    Attributes:
-        rows: the example of the training set at each position, shape (positions,).
-        dy: first row of its crop, likewise, as what follows; None without crops and flips.
-        dx: first column.
-        flip: 1 if it is mirrored.
-        operation: of TrivialAugment, None without.
-        strength: of the operation.
-        hole: centre of Cutout's square, shape (positions, 2), or None without.
-    """
-
-    rows: Tensor
-    dy: Tensor | None = None
-    dx: Tensor | None = None
-    flip: Tensor | None = None
-    operation: Tensor | None = None
-    strength: Tensor | None = None
-    hole: Tensor | None = None
+    rows: Tensor  # the example of the training set at each position, shape (positions,)
+    dy: Tensor | None = None  # first row of its crop, likewise
+    dx: Tensor | None = None  # first column
+    flip: Tensor | None = None  # 1 if it is mirrored
+    operation: Tensor | None = None  # of TrivialAugment
+    strength: Tensor | None = None  # of the operation
+    hole: Tensor | None = None  # centre of Cutout's square, shape (positions, 2)
 
 
 class EpochPlan(NamedTuple):
-    """One epoch of one run.
+    """One epoch of one run."""
 
-    Attributes:
-        images: in the order of training.
-        partners: what is mixed into each of them, None without mixing.
-        mixing: how; an image whose `share` is 1 stays as it is.
-        rates: learning rate of each step, float32, shape (steps,).
-        weights: class weights of the loss, float32, shape (num_classes,); ones where a method
-            has none.
-    """
-
-    images: ImageDraws
-    partners: ImageDraws | None
-    mixing: MixPlan | None
-    rates: Tensor
-    weights: Tensor
+    images: ImageDraws  # in the order of training
+    partners: ImageDraws | None  # what is mixed into each of them, None without mixing
+    mixing: MixPlan | None  # how; an image whose `share` is 1 stays as it is
+    rates: Tensor  # learning rate of each step, float32, shape (steps,)
+    weights: Tensor  # class weights of the loss, ones where a method has none
 
 
-_Draws = TypeVar("_Draws", ImageDraws, MixPlan)
-
-
-def pick(draws: _Draws, index: slice | Tensor) -> _Draws:
-    """The draws of some images."""
-    parts: Any = (None if part is None else part[index] for part in draws)
-    return type(draws)(*parts)
+def pick(draws: Any, index: slice | Tensor) -> Any:
+    """Return the draws of some images, of an `ImageDraws` or a `MixPlan`."""
+    return draws and type(draws)(*(None if part is None else part[index] for part in draws))
 
 
 class Planner:
@@ -132,62 +103,51 @@ class Planner:
                 f"batch; override batch_size."
             )
 
-    @property
-    def image_stream(self) -> tuple[object, ...]:
-        """Equal for runs of one data set that see the same images in the same order."""
-        kept = hashlib.sha256(self.kept.numpy().tobytes()).hexdigest()
-        ways = [getattr(self.recipe, key) for key in OF_IMAGES]
-        return self.image_seed, self.method.sampling, kept, *ways
-
     def plan(self, epoch: int) -> EpochPlan:
-        """The plan of one epoch, counted from 0."""
+        """Return the plan of one epoch, counted from 0."""
         recipe, steps = self.recipe, len(self.batch_sizes)
 
-        def draw(purpose: str) -> torch.Generator:
+        def numbers(purpose: str) -> torch.Generator:
             return torch.Generator().manual_seed(stream_seed(self.image_seed, purpose, epoch))
 
+        def images(rows: Tensor, of: str) -> ImageDraws:
+            """Draw what happens to each image by itself."""
+            found: list[Tensor | None] = [None] * 6
+            if recipe.crop_padding or recipe.flip:
+                found[:3] = plan_crop_flip(
+                    len(rows),
+                    padding=recipe.crop_padding,
+                    flip=recipe.flip,
+                    generator=numbers(of + "crop"),
+                )
+            if recipe.trivial_augment:
+                generator = numbers(of + "trivial-augment")
+                found[3:5] = plan_trivial_augment(len(rows), generator=generator)
+            if recipe.cutout:
+                found[5] = plan_cutout(len(rows), generator=numbers(of + "cutout"))
+            return ImageDraws(rows, *found)
+
         order = torch.from_numpy(self.sampler.indices(epoch)[: sum(self.batch_sizes)])
-        partners, mixing = None, None
+        partners, mixing, count = None, None, len(order)
         if recipe.cutmix + recipe.mixup > 0:
             others = draw_partners(
-                self.labels, len(order), rule=recipe.mix_partner, generator=draw("partners")
+                self.labels, count, rule=recipe.mix_partner, generator=numbers("partners")
             )
-            partners = _draw_images(recipe, self.kept[others], draw, "partners' ")
+            partners = images(self.kept[others], "partners' ")
             mixing = plan_mixing(
-                len(order),
+                count,
                 cutmix=recipe.cutmix,
                 mixup=recipe.mixup,
                 mixup_alpha=recipe.mixup_alpha,
-                generator=draw("mixing"),
+                generator=numbers("mixing"),
             )
         rates = [learning_rate(recipe, epoch * steps + number, steps) for number in range(steps)]
-        weights = self.method.class_weights(self.prior, epoch, recipe.epochs)
+        weights: Any = self.method.class_weights(self.prior, epoch, recipe.epochs)
+        weights = torch.ones(self.prior.num_classes) if weights is None else weights
         return EpochPlan(
-            images=_draw_images(recipe, self.kept[order], draw, ""),
-            partners=partners,
-            mixing=mixing,
-            rates=torch.tensor(rates, dtype=torch.float32),
-            weights=torch.ones(self.prior.num_classes)
-            if weights is None
-            else torch.as_tensor(weights, dtype=torch.float32),
+            images(self.kept[order], ""),
+            partners,
+            mixing,
+            torch.tensor(rates, dtype=torch.float32),
+            torch.as_tensor(weights, dtype=torch.float32),
         )
-
-
-def _draw_images(
-    recipe: Recipe, rows: Tensor, draw: Callable[[str], torch.Generator], prefix: str
-) -> ImageDraws:
-    """Draw what happens to each image by itself."""
-    found: dict[str, Tensor] = {}
-    if recipe.crop_padding or recipe.flip:
-        found["dy"], found["dx"], found["flip"] = plan_crop_flip(
-            len(rows),
-            padding=recipe.crop_padding,
-            flip=recipe.flip,
-            generator=draw(prefix + "crop"),
-        )
-    if recipe.trivial_augment:
-        generator = draw(prefix + "trivial-augment")
-        found["operation"], found["strength"] = plan_trivial_augment(len(rows), generator=generator)
-    if recipe.cutout:
-        found["hole"] = plan_cutout(len(rows), generator=draw(prefix + "cutout"))
-    return ImageDraws(rows, **found)

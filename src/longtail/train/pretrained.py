@@ -28,17 +28,11 @@ from longtail.train.loop import new_network
 from longtail.train.recipe import Recipe
 
 SETTING = "weights"  # of a run's spec: the fingerprint of what it started from
-_HEAD, _COUNTER = "fc.", "num_batches_tracked"  # old files have no such counters
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A network's tensors by torchvision's names.
-
-    Attributes:
-        source: what messages call them.
-        tensors: by name.
-    """
+    """A network's tensors by torchvision's names, and what messages call their file."""
 
     source: str
     tensors: Mapping[str, Tensor]
@@ -56,24 +50,19 @@ class Weights:
 
         `model` is the network's name, for the message.
         """
-        own_shapes, shapes = (
-            {name: tuple(value.shape) for name, value in tensors.items()}
-            for tensors in (own, self.tensors)
-        )
-        head = {n: shape for n, shape in own_shapes.items() if n.startswith(_HEAD)}
-        there = {n: shape for n, shape in shapes.items() if n.startswith(_HEAD)}
-        found = {name: self.tensors[name] for name in sorted(head)} if head == there else {}
+        wanted, given = _shapes(own), _shapes(self.tensors)
+        found = {}
         for name in dict.fromkeys([*own, *self.tensors]):
-            if name in head | there or (name.endswith(_COUNTER) and name not in shapes):
-                continue
-            if own_shapes.get(name) != shapes.get(name):
-                file, network = (some.get(name, "absent") for some in (shapes, own_shapes))
+            if wanted.get(name) == given.get(name):
+                found[name] = self.tensors[name]
+            elif not name.startswith("fc.") and not _uncounted(name, given):
+                file, network = (some.get(name, "absent") for some in (given, wanted))
                 raise InputError(
                     f"{self.source} does not fit {model}; the first tensor that differs is {name}: "
                     f"{file} in the file, {network} in the network."
                 )
-            found[name] = self.tensors[name]
-        return found
+        head = {name for name in [*wanted, *given] if name.startswith("fc.")}
+        return {n: v for n, v in found.items() if n not in head or head <= found.keys()}
 
     def fitting_run(self, spec: RunSpec, images: ImageSet | ListedImages) -> dict[str, Tensor]:
         """Return the tensors that a run's network takes, see `fitting`."""
@@ -92,30 +81,35 @@ class Weights:
         ]
 
     def find_model(self) -> str:
-        """Return the name of the network that these tensors are of, whatever its last layer.
-
-        Where none fits, the error is about the one with most tensors in common.
-        """
+        """Return the name of the network that these tensors are of, whatever its last layer."""
         first = self.tensors.get("conv1.weight")
         channels = 3 if first is None or first.ndim != 4 else first.shape[1]
-        shapes = {name: value.shape for name, value in self.tensors.items()}
-        most, nearest = 0, None
+        given, states = _shapes(self.tensors), {}
         for name, design in DESIGNS.items():
             with torch.device("meta"):
                 head = head_factory("linear", num_classes=2)
-                own = ResNet(design, channels=channels, head=head).state_dict()
-            try:
-                self.fitting(own, model=name)
-                return name
-            except InputError as error:
-                alike = sum(shapes.get(key) == value.shape for key, value in own.items())
-                if alike > most:
-                    most, nearest = alike, error
-        raise nearest or InputError(
-            f"{self.source} has none of the tensors of {', '.join(DESIGNS)}; their names are "
-            f"torchvision's, such as conv1.weight and layer1.0.conv1.weight; it has "
-            f"{', '.join(list(self.tensors)[:3])}."
-        )
+                states[name] = ResNet(design, channels=channels, head=head).state_dict()
+        differing = {
+            name: len(given.items() ^ _shapes(own).items()) for name, own in states.items()
+        }
+        nearest = min(differing, key=differing.__getitem__)
+        if not given.items() & _shapes(states[nearest]).items():
+            raise InputError(
+                f"{self.source} has none of the tensors of {', '.join(DESIGNS)}; their names are "
+                f"torchvision's, such as conv1.weight and layer1.0.conv1.weight; it has "
+                f"{', '.join(list(self.tensors)[:3])}."
+            )
+        self.fitting(states[nearest], model=nearest)
+        return nearest
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def _uncounted(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether it is one of batch norm's counters, which old files don't have."""
+    return name.endswith("num_batches_tracked") and name not in given
 
 
 def read_weights(path: Path | str) -> Weights:

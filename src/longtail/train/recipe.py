@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any
 
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
 from longtail.train.methods import HEADS, THRESHOLD, THRESHOLDS, Method, unknown
-
-
-def _value(check: Callable[..., Any], default: Any) -> Any:
-    """A field whose values are checked, and brought into one form, by a function."""
-    return field(default=default, metadata={"check": check})
 
 
 def _milestones(value: Any, *, name: str) -> tuple[tuple[int, float], ...]:
@@ -41,201 +36,120 @@ def _milestones(value: Any, *, name: str) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
-_COUNT = partial(_checks.whole, at_least=0)
-_BELOW_ONE = partial(_checks.fraction, below_one=True)
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """Everything about training that is not data, method or seed.
+    """Everything about training that is not data, method or seed; texts are one of `CHOICES`."""
 
-    Attributes:
-        name: what the command line calls it.
-        model: a key of `models.MODELS`.
-        epochs: passes over the training set.
-        batch_size: examples a step, of all processes together.
-        optimizer: `sgd`, `nesterov` or `adam`.
-        lr: peak learning rate.
-        momentum: of SGD.
-        weight_decay: λ, adds λ·w to the gradient, as torch's optimisers do.
-        warmup_epochs: linear warm-up to `lr`.
-        schedule: after the warm-up, `constant` or `cosine` to zero, or `steps`.
-        milestones: with `steps`: (epoch, factor of `lr` from there on) pairs, epochs counted
-            from 0. One after the last epoch is never reached.
-        mean: per channel, or one for all, subtracted from pixels scaled to [0, 1].
-        std: likewise, divides them.
-        warmup: whether the rate grows at every `step` or only at every `epoch`.
-        decay: weight decay on `all` parameters, or on all but batch norm's, `not-norm`.
-        drop_last: leave out an epoch's last batch if it is smaller than the others.
-        crop_padding: pixels added on each side before a random crop to the image's own size;
-            0 for no crops.
-        crop_fill: what is added, `black` pixels or the `mean`, which is 0 after normalisation.
-        flip: mirror half of the images.
-        head: the network's last layer, `linear`, `cosine` or `unit-norm`.
-        head_scale: multiplies the logits of a cosine head.
-        image_seed: whose order, crops, augmentation and mixing a run sees; None for its own
-            seed's. Runs with the same value see the same images.
-        trivial_augment: one random operation of random strength on each image, see `trivial`.
-        cutout: side in pixels of the square that is hidden in each image, 0 for none.
-        cutmix: the share of the examples that get a patch of another image, in [0, 1].
-        mixup: the share that are blended with another image; an example is mixed in one way at
-            most, so the two shares add up to at most 1.
-        mixup_alpha: α, the weight in a blend is drawn from Beta(α, α).
-        mix_partner: how the other image is drawn, `uniform` or by inverse class frequency,
-            `minority`; see `mixing`.
-        sam_rho: how far sharpness-aware minimisation looks before it steps, see `sam`; 0 for
-            plain steps.
-        ema_decay: d, so that the weights judged and saved are an average over the steps in which
-            the newest has the weight 1 − d, see `averaging`; 0 for the last step's.
-        distill_weight: w, the loss is (1 − w)·loss + w·T²·KL(teachers ‖ run); above 0 the run
-            needs teachers.
-        distill_temperature: T.
-        distill_adjusted: take the KL divergence after adding log π to the logits of both.
-        image_size: 0 for images that come in one size; above it, for photographs of any size,
-            the pixels of a side that a network sees. Training cuts out a part of random area
-            and shape (`photos.RandomCrop`), evaluation the centre (`evaluation_resize`).
-        classifier: `whole` in every process, or `sharded`: each holds a slice of the classes and
-            none has all logits; see `sharded`.
-        sampled_classes: m, so many classes are drawn at each step for the loss to compare with
-            (sampled softmax); 0 for all of them.
-        head_lr: the last layer's learning rate as a multiple of the others'.
-        freeze_backbone: train the last layer only; the others get no gradients, and batch norm
-            uses its running statistics.
-    """
-
-    name: str
-    model: str
-    epochs: int = field(metadata={"check": _checks.whole})
-    batch_size: int = field(metadata={"check": _checks.whole})
-    optimizer: Literal["sgd", "nesterov", "adam"]
-    lr: float = field(metadata={"check": _checks.positive})
-    momentum: float = _value(_BELOW_ONE, 0.9)
-    weight_decay: float = _value(_checks.not_negative, 0.0)
-    warmup_epochs: float = _value(_checks.not_negative, 0.0)
-    schedule: Literal["constant", "cosine", "steps"] = "constant"
-    milestones: tuple[tuple[int, float], ...] = _value(_milestones, ())
-    mean: tuple[float, ...] = _value(_checks.tau, (0.0,))
-    std: tuple[float, ...] = _value(_checks.positive, (1.0,))
+    name: str  # as the command line calls it
+    model: str  # a key of `models.MODELS`
+    epochs: int  # passes over the training set
+    batch_size: int  # examples a step, of all processes together
+    optimizer: str
+    lr: float  # the largest learning rate
+    momentum: float = 0.9  # of SGD
+    weight_decay: float = 0.0  # λ, adds λ·w to the gradient, as torch's optimisers do
+    warmup_epochs: float = 0.0  # in which the rate grows linearly to `lr`
+    schedule: str = "constant"  # after the warm-up: cosine to zero, or steps
+    # With steps: (epoch, factor of `lr` from there on); epochs count from 0, and one after the last
+    # is never reached.
+    milestones: tuple[tuple[int, float], ...] = ()
+    mean: tuple[float, ...] = (0.0,)  # by channel, or one for all, of pixels scaled to [0, 1]
+    std: tuple[float, ...] = (1.0,)
     # Fields below came later. A record has them only where they differ from these defaults,
     # so that runs from before keep their hashes; the same goes for any that is added.
-    warmup: Literal["step", "epoch"] = "step"
-    decay: Literal["all", "not-norm"] = "all"
-    drop_last: bool = False
-    crop_padding: int = _value(_COUNT, 0)
-    crop_fill: Literal["black", "mean"] = "black"
-    flip: bool = False
-    head: Literal["linear", "cosine", "unit-norm"] = "linear"
-    head_scale: float = _value(_checks.positive, 1.0)
-    image_seed: int | None = _value(_COUNT, None)
-    trivial_augment: bool = False
-    cutout: int = _value(_COUNT, 0)
-    cutmix: float = _value(_checks.fraction, 0.0)
-    mixup: float = _value(_checks.fraction, 0.0)
-    mixup_alpha: float = _value(_checks.positive, 1.0)
-    mix_partner: Literal["uniform", "minority"] = "uniform"
-    sam_rho: float = _value(_checks.not_negative, 0.0)
-    ema_decay: float = _value(_BELOW_ONE, 0.0)
-    distill_weight: float = _value(_checks.fraction, 0.0)
-    distill_temperature: float = _value(_checks.positive, 1.0)
-    distill_adjusted: bool = False
-    image_size: int = _value(_COUNT, 0)
-    classifier: Literal["whole", "sharded"] = "whole"
-    sampled_classes: int = _value(_COUNT, 0)
-    head_lr: float = _value(_checks.positive, 1.0)
-    freeze_backbone: bool = False
+    warmup: str = "step"  # whether the rate grows at every step or only at every epoch
+    decay: str = "all"  # which parameters: all, or all but batch norm's
+    drop_last: bool = False  # leave out an epoch's last batch if it is smaller than the others
+    crop_padding: int = 0  # pixels on each side before a random crop to the image's own size
+    crop_fill: str = "black"  # the colour of the padding, or the mean, 0 after normalisation
+    flip: bool = False  # mirror half of the images
+    head: str = "linear"  # the last layer
+    head_scale: float = 1.0  # multiplies the logits of a cosine head
+    # Whose order, crops, augmentation and mixing a run sees; None for its own seed's.
+    image_seed: int | None = None
+    trivial_augment: bool = False  # one random operation of random strength, see `trivial`
+    cutout: int = 0  # side in pixels of the square that is hidden in each image
+    cutmix: float = 0.0  # the share of the examples that get a patch of another image
+    mixup: float = 0.0  # the share that are blended with another one; one way for each at most
+    mixup_alpha: float = 1.0  # α, the weight in a blend is drawn from Beta(α, α)
+    mix_partner: str = "uniform"  # how the other image is drawn, see `mixing`
+    sam_rho: float = 0.0  # how far sharpness-aware minimisation looks, see `sam`
+    ema_decay: float = 0.0  # d of the weights' average that is judged and saved, see `averaging`
+    distill_weight: float = 0.0  # w: the loss is (1 − w)·loss + w·T²·KL(teachers ‖ run)
+    distill_temperature: float = 1.0  # T
+    distill_adjusted: bool = False  # the divergence after log π is added to the logits of both
+    # 0 for images that come in one size; else the pixels of a side to which photographs of any size
+    # are cropped: a random part in training (`photos.RandomCrop`), the centre in evaluation.
+    image_size: int = 0
+    classifier: str = "whole"  # in every process; or each holds a slice of the classes
+    sampled_classes: int = 0  # so many are drawn at each step for the loss to compare with
+    head_lr: float = 1.0  # the last layer's learning rate as a multiple of the others'
+    freeze_backbone: bool = False  # train the last layer only; batch norm keeps its statistics
 
     def __post_init__(self) -> None:
         try:
             for one in fields(self):
-                name, value = one.name, getattr(self, one.name)
-                check: Any = one.metadata.get("check")
+                name, value, check = one.name, getattr(self, one.name), _CHECKS.get(one.name)
                 if value == one.default and type(value) is type(one.default):
                     continue
-                if name in _CHOICES:
-                    _checks.choice(value, _CHOICES[name], name=name)
+                if name in CHOICES:
+                    _checks.choice(value, CHOICES[name], name=name)
                 elif isinstance(one.default, bool) and not isinstance(value, bool):
                     raise InputError(f"`{name}` must be true or false; got {value!r}.")
-                elif name in ("mean", "std"):
+                elif check is not None and name in ("mean", "std"):
                     each = value if isinstance(value, list | tuple) else [value]
                     object.__setattr__(self, name, tuple(check(v, name=name) for v in each))
                 elif check is not None:
                     object.__setattr__(self, name, check(value, name=name))
-            for wrong, message in self._rules():
-                if wrong:
-                    raise InputError(message)
+            self._check_together()
         except InputError as error:
             raise InputError(f"recipe {self.name!r}: {error}") from None
 
-    def _rules(self) -> Iterator[tuple[bool, str]]:
-        """Values that don't go together, and settings of an ingredient that is off."""
-        yield (
-            self.image_size > 0 and self.crop_padding > 0,
-            f"`crop_padding` belongs to images of one size, but `image_size` is "
-            f"{self.image_size}: photographs are cropped to it without padding; set one to 0.",
-        )
-        yield (
-            self.head_scale != 1 and self.head != "cosine",
-            f"`head_scale` belongs to a cosine head, but the head is {self.head!r}; override "
-            f"both together.",
-        )
-        yield (
-            self.optimizer == "nesterov" and self.momentum == 0,
-            "`nesterov` needs a momentum above 0; use sgd without one.",
-        )
-        yield (
-            self.warmup == "epoch" and self.warmup_epochs != int(self.warmup_epochs),
-            f"`warmup_epochs` must be whole where the rate grows by the epoch; got "
-            f"{self.warmup_epochs}.",
-        )
-        yield (
-            (self.schedule == "steps") != bool(self.milestones),
-            f"`milestones` belong to the schedule 'steps'; the schedule is {self.schedule!r} "
-            f"and the milestones are {list(self.milestones)}. Override both together.",
-        )
-        yield (
-            len(self.mean) != len(self.std) and 1 not in (len(self.mean), len(self.std)),
-            f"`mean` and `std` must have one value per channel, or one for all; they have "
-            f"{len(self.mean)} and {len(self.std)}.",
-        )
-        yield (
-            self.cutmix + self.mixup > 1,
-            f"an example is mixed in one way at most, so `cutmix` and `mixup` must add up to "
-            f"at most 1; got {self.cutmix:g} and {self.mixup:g}.",
-        )
+    def _check_together(self) -> None:
+        """Refuse values that don't go together, and settings of an ingredient that is off."""
+        rules = [
+            (
+                self.image_size > 0 and self.crop_padding > 0,
+                f"`crop_padding` belongs to images of one size, but `image_size` is "
+                f"{self.image_size}: photographs are cropped to it without padding; set one to 0.",
+            ),
+            (
+                self.optimizer == "nesterov" and self.momentum == 0,
+                "`nesterov` needs a momentum above 0; use sgd without one.",
+            ),
+            (
+                self.warmup == "epoch" and self.warmup_epochs != int(self.warmup_epochs),
+                f"`warmup_epochs` must be whole where the rate grows by the epoch; got "
+                f"{self.warmup_epochs}.",
+            ),
+            (
+                (self.schedule == "steps") != bool(self.milestones),
+                f"`milestones` belong to the schedule 'steps'; the schedule is {self.schedule!r} "
+                f"and the milestones are {list(self.milestones)}. Override both together.",
+            ),
+            (
+                len(self.mean) != len(self.std) and 1 not in (len(self.mean), len(self.std)),
+                f"`mean` and `std` must have one value per channel, or one for all; they have "
+                f"{len(self.mean)} and {len(self.std)}.",
+            ),
+            (
+                self.cutmix + self.mixup > 1,
+                f"an example is mixed in one way at most, so `cutmix` and `mixup` must add up to "
+                f"at most 1; got {self.cutmix:g} and {self.mixup:g}.",
+            ),
+        ]
         for key, of, share in (
             ("mix_partner", "cutmix or mixup", self.cutmix + self.mixup),
             ("mixup_alpha", "mixup", self.mixup),
             ("distill_temperature", "distill_weight", self.distill_weight),
             ("distill_adjusted", "distill_weight", self.distill_weight),
         ):
-            yield (
-                share == 0 and getattr(self, key) != _DEFAULTS[key],
-                f"`{key}` is {getattr(self, key)!r} but {of} is 0, so it would do nothing; "
-                f"override both together.",
-            )
-
-    @property
-    def stack_values(self) -> tuple[object, ...]:
-        """Values that runs must have in common to step as one, see `loop.Training`.
-
-        They may differ in what happens to their images; in how much weight decay they have, where
-        all have some; in how far SAM looks, where all of them take its two passes; and in how
-        they learn from teachers, where all do.
-        """
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        for key in ("sam_rho", "weight_decay", "distill_weight"):
-            own[key] = own[key] > 0
-        free = ("name", "image_seed", "distill_temperature", "distill_adjusted", *OF_IMAGES)
-        return tuple(value for key, value in own.items() if key not in free)
-
-    @property
-    def border(self) -> tuple[float, ...]:
-        """The padding of crops after normalisation, per channel or one for all."""
-        width = max(len(self.mean), len(self.std))
-        if self.crop_fill == "mean":
-            return (0.0,) * width
-        means, stds = (v if len(v) == width else v * width for v in (self.mean, self.std))
-        return tuple(-m / s for m, s in zip(means, stds, strict=True))
+            value = getattr(self, key)
+            idle = f"`{key}` is {value!r} but {of} is 0, so it would do nothing"
+            rules.append((share == 0 and value != _DEFAULTS[key], f"{idle}; override both."))
+        for broken, message in rules:
+            if broken:
+                raise InputError(message)
 
     @property
     def evaluation_resize(self) -> int:
@@ -244,95 +158,76 @@ class Recipe:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Recipe:
-        """The recipe that a run's spec carries."""
-        unread = sorted(set(spec.recipe.values) - _NAMES)
-        if unread:
+        """Return the recipe that a run's spec carries."""
+        values = spec.recipe.values
+        odd = [f"no {key}" for key in sorted(_REQUIRED - set(values))]
+        odd += [f"the unknown {key}" for key in sorted(set(values) - _NAMES)]
+        if odd:
             raise InputError(
-                f"Recipe.of: the run's recipe has {', '.join(unread)}, which this version does "
-                f"not know; a newer longtail may."
-            )
-        lacking = sorted(_REQUIRED - set(spec.recipe.values))
-        if lacking:
-            raise InputError(
-                f"Recipe.of: the run's recipe, {spec.recipe.name!r}, has no {', '.join(lacking)}, "
-                f"as of a training loop of one's own, which has to write its logits itself."
+                f"Recipe.of: the run's recipe, {spec.recipe.name!r}, has {', '.join(odd)}, as of a "
+                f"training loop of one's own, which has to write its logits itself."
             )
         head = {key: v for key, v in spec.model.settings.items() if key in _OF_MODEL}
-        return cls(name=spec.recipe.name, model=spec.model.name, **head, **spec.recipe.values)
+        return cls(name=spec.recipe.name, model=spec.model.name, **head, **values)
 
 
-_HINTS = get_type_hints(Recipe)
-_CHOICES = {f.name: get_args(_HINTS[f.name]) for f in fields(Recipe) if "Literal" in str(f.type)}
-_NAMES = {f.name for f in fields(Recipe)} - {"name"}
-_OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
-_REQUIRED = {f.name for f in fields(Recipe) if f.default is MISSING} - {"name", *_OF_MODEL}
-# What happens to images before a network sees them, beside normalisation.
-OF_IMAGES = (
-    *("crop_padding", "crop_fill", "flip", "trivial_augment", "cutout"),
-    *("cutmix", "mixup", "mixup_alpha", "mix_partner"),
+# The values that a text may have.
+CHOICES = {
+    "optimizer": ("sgd", "nesterov", "adam"),
+    "schedule": ("constant", "cosine", "steps"),
+    "warmup": ("step", "epoch"),
+    "decay": ("all", "not-norm"),
+    "crop_fill": ("black", "mean"),
+    "head": ("linear", "cosine", "unit-norm"),
+    "mix_partner": ("uniform", "minority"),
+    "classifier": ("whole", "sharded"),
+}
+_CHECKS: dict[str, Callable[..., Any]] = {"milestones": _milestones, "mean": _checks.tau}
+_CHECKS |= dict.fromkeys(("epochs", "batch_size"), _checks.whole)
+_CHECKS |= dict.fromkeys(
+    ("crop_padding", "image_seed", "cutout", "image_size", "sampled_classes"),
+    partial(_checks.whole, at_least=0),
 )
+_CHECKS |= dict.fromkeys(
+    ("lr", "std", "head_scale", "mixup_alpha", "distill_temperature", "head_lr"), _checks.positive
+)
+_CHECKS |= dict.fromkeys(("weight_decay", "warmup_epochs", "sam_rho"), _checks.not_negative)
+_CHECKS |= dict.fromkeys(("cutmix", "mixup", "distill_weight"), _checks.fraction)
+_CHECKS |= dict.fromkeys(("momentum", "ema_decay"), partial(_checks.fraction, below_one=True))
+
+_OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
+_NAMES = {f.name for f in fields(Recipe)} - {"name"}
+_DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is not MISSING}
+_REQUIRED = _NAMES - _DEFAULTS.keys() - {"model"}
+# What every record has.
 _FROM_THE_START = {"epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay"}
 _FROM_THE_START |= {"warmup_epochs", "schedule", "milestones", "mean", "std"}
-_DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is not MISSING}
 
-_PAPER: dict[str, Any] = {
-    "model": "resnet32",
-    "epochs": 200,
-    "batch_size": 128,
-    "optimizer": "sgd",
-    "lr": 0.1,
-    "momentum": 0.9,
-    "weight_decay": 1e-4,
-    "warmup_epochs": 5,
-    "schedule": "steps",
-    "milestones": ((160, 0.1), (180, 0.01)),
-    "mean": (0.4914, 0.4822, 0.4465),
-    "std": (0.2023, 0.1994, 0.2010),
-    "crop_padding": 4,
-    "flip": True,
-}
+_Values = dict[str, Any]
+_SGD: _Values = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 128}
+_CIFAR: _Values = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+_IMAGENET: _Values = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_STEPS: _Values = {"schedule": "steps", "milestones": ((160, 0.1), (180, 0.01))}
+
+_PAPER = {"model": "resnet32", "epochs": 200, "weight_decay": 1e-4, "warmup_epochs": 5}
+_PAPER |= _SGD | _STEPS | _CIFAR | {"crop_padding": 4, "flip": True}
 
 # One network trained well: see docs/ingredients.md for what each part is.
-_STRONG: dict[str, Any] = _PAPER | {
-    "epochs": 400,
-    "optimizer": "nesterov",
-    "weight_decay": 5e-4,
-    "schedule": "cosine",
-    "milestones": (),
-    "trivial_augment": True,
-    "cutout": 16,
-}
+_STRONG = _PAPER | {"epochs": 400, "optimizer": "nesterov", "weight_decay": 5e-4}
+_STRONG |= {"schedule": "cosine", "milestones": (), "trivial_augment": True, "cutout": 16}
 
-_LARGE: dict[str, Any] = {
-    "model": "resnet50",
-    "epochs": 90,
-    "batch_size": 512,
-    "optimizer": "sgd",
-    "lr": 0.4,
-    "momentum": 0.9,
-    "weight_decay": 5e-4,
-    "warmup_epochs": 5,
-    "schedule": "cosine",
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "flip": True,
-    "image_size": 224,
-}
+_LARGE = {"model": "resnet50", "epochs": 90, "weight_decay": 5e-4, "warmup_epochs": 5}
+_LARGE |= _SGD | _IMAGENET | {"batch_size": 512, "lr": 0.4, "schedule": "cosine"}
+_LARGE |= {"flip": True, "image_size": 224}
+
+# For data of one's own: what `own_data` finds out about the images takes the place of some values.
+_OWN = _LARGE | {"batch_size": 64, "optimizer": "nesterov"}
 
 RECIPES: dict[str, dict[str, Any]] = {
     # Settled by hand for the demo.
-    "digits": {
-        "model": "small-conv",
-        "epochs": 30,
-        "batch_size": 32,
-        "optimizer": "nesterov",
-        "lr": 0.05,
-        "weight_decay": 5e-3,
-        "warmup_epochs": 2,
-        "schedule": "cosine",
-        "mean": (0.305,),
-        "std": (0.376,),
-    },
+    "digits": {"model": "small-conv", "epochs": 30, "batch_size": 32, "weight_decay": 5e-3}
+    | {"optimizer": "nesterov", "lr": 0.05, "warmup_epochs": 2, "schedule": "cosine"}
+    | {"mean": (0.305,), "std": (0.376,)},
     # The paper's appendix; what it leaves open is as usual for CIFAR.
     "paper": _PAPER,
     # The same with a weight decay that gives lower errors.
@@ -340,22 +235,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     # The paper's authors' public code. Keras' l2(1e-4) has the gradient 2e-4 w. Images are
     # normalised, padded with zeros to 36 x 36 and cropped to 32 x 32; the 36 x 36 maps inside
     # the network come from its stem, whose 3 x 3 convolution pads by 3.
-    "released": {
-        "model": "resnet32-released",
-        "batch_size": 128,
-        "optimizer": "nesterov",
-        "lr": 0.1,
-        "momentum": 0.9,
-        "weight_decay": 2e-4,
-        "decay": "not-norm",
-        "schedule": "steps",
-        "mean": (0.5,),
-        "std": (1.0,),
-        "crop_padding": 2,
-        "crop_fill": "mean",
-        "flip": True,
-        "drop_last": True,
-    },
+    "released": _SGD
+    | {"model": "resnet32-released", "optimizer": "nesterov", "schedule": "steps"}
+    | {"weight_decay": 2e-4, "decay": "not-norm", "mean": (0.5,), "std": (1.0,)}
+    | {"crop_padding": 2, "crop_fill": "mean", "flip": True, "drop_last": True},
     # Cao et al.'s code. Its cosine head goes with the method `ldam` only; see `make_spec`.
     "ldam": _PAPER
     | {"weight_decay": 2e-4, "warmup": "epoch", "milestones": ((160, 0.01), (180, 1e-4))},
@@ -364,50 +247,21 @@ RECIPES: dict[str, dict[str, Any]] = {
     # is mixed in comes from all images alike.
     "strong": _STRONG | {"sam_rho": 0.1},
     "strong-student": _STRONG
-    | {
-        "epochs": 800,
-        "cutout": 0,
-        "cutmix": 0.5,
-        "mix_partner": "uniform",
-        "distill_weight": 0.8,
-        "distill_temperature": 4.0,
-        "distill_adjusted": False,
-    },
+    | {"epochs": 800, "cutout": 0, "cutmix": 0.5, "mix_partner": "uniform"}
+    | {"distill_weight": 0.8, "distill_temperature": 4.0, "distill_adjusted": False},
     # The paper's appendix for photographs; its other columns are model=resnet152 and epochs=200.
     # The batch is that of all processes together.
     "imagenet-lt": _LARGE,
     "inaturalist": _LARGE | {"weight_decay": 1e-4},
-    # For data of one's own, from pretrained weights and without; what `own_data` finds out about
-    # the images takes the place of some values.
-    "finetune": _LARGE
-    | {
-        "epochs": 10,
-        "batch_size": 64,
-        "optimizer": "nesterov",
-        "lr": 0.01,
-        "weight_decay": 1e-4,
-        "warmup_epochs": 0.5,
-        "head_lr": 10.0,
-    },
-    "scratch": _LARGE
-    | {
-        "model": "resnet18",
-        "epochs": 200,
-        "batch_size": 64,
-        "optimizer": "nesterov",
-        "lr": 0.05,
-    },
+    # From pretrained weights, and without.
+    "finetune": _OWN
+    | {"epochs": 10, "lr": 0.01, "weight_decay": 1e-4, "warmup_epochs": 0.5, "head_lr": 10.0},
+    "scratch": _OWN | {"model": "resnet18", "epochs": 200, "lr": 0.05},
     # Settled on digits' pixels and Gaussian classes of 400 to 20,000 examples with features of
     # length 1, of length √D and ten times that: a lower rate leaves small sets of unit length
     # unlearned, a higher one or weight decay costs accuracy on the others.
-    "embeddings": {
-        "model": "head",
-        "epochs": 20,
-        "batch_size": 256,
-        "optimizer": "adam",
-        "lr": 0.02,
-        "schedule": "cosine",
-    },
+    "embeddings": {"model": "head", "epochs": 20, "batch_size": 256, "optimizer": "adam"}
+    | {"lr": 0.02, "schedule": "cosine"},
 }
 
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
@@ -431,7 +285,7 @@ PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def recipe_values(name: str, *, dataset: str | None = None) -> dict[str, Any]:
-    """A named recipe as it stands for a data set; values that it lacks there are left out."""
+    """Return a named recipe's values for a data set, as far as it has them there."""
     if name not in RECIPES:
         raise unknown("recipe", name, list(RECIPES))
     return RECIPES[name] | PER_DATASET.get(name, {}).get(dataset or "", {})
@@ -451,11 +305,9 @@ def get_recipe(name: str, *, dataset: str | None = None, **overrides: Any) -> Re
         >>> get_recipe("released", dataset="cifar10-lt").epochs
         1241
     """
-    values = recipe_values(name, dataset=dataset)
-    for key in overrides:
-        if key not in _NAMES:
-            raise InputError(f"recipe {name!r}: {unknown('value', key, sorted(_NAMES))}")
-    values |= overrides
+    values = recipe_values(name, dataset=dataset) | overrides
+    for key in overrides.keys() - _NAMES:
+        raise InputError(f"recipe {name!r}: {unknown('value', key, sorted(_NAMES))}")
     by_dataset = PER_DATASET.get(name, {})
     lacking = sorted({key for part in by_dataset.values() for key in part} - set(values))
     if lacking:
@@ -467,7 +319,7 @@ def get_recipe(name: str, *, dataset: str | None = None, **overrides: Any) -> Re
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Overrides as typed: ``lr=0.2``, ``flip=false``, ``milestones=[[60, 0.1], [80, 0.01]]``.
+    """Return overrides as typed, such as ``lr=0.2``, ``flip=false`` or ``milestones=[[60, 0.1]]``.
 
     Examples:
         >>> parse_overrides(["lr=0.2", "optimizer=adam"])
@@ -475,11 +327,11 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for text in texts:
-        key, equals, value = (piece.strip() for piece in text.partition("="))
+        key, _, value = (piece.strip() for piece in text.partition("="))
         key = key.replace("-", "_")
-        if not equals or not key or not value:
+        if not key or not value:
             raise InputError(f"overrides are written as name=value; got {text!r}.")
-        if key not in _NAMES:
+        if key not in _NAMES:  # said before data are read
             raise InputError(f"override {text!r}: {unknown('value', key, sorted(_NAMES))}")
         if key in found:
             raise InputError(f"overrides: {key!r} is given twice.")
@@ -523,17 +375,17 @@ def make_spec(
         threshold = {"threshold": THRESHOLDS[dataset.name]}
         trained = replace(trained, settings={**trained.settings, **threshold})
     for key in trained.lacking:
-        how = {"delta": "NUMBER/NUMBER/..., one per class"}.get(key, "NUMBER")
+        how = "NUMBER/NUMBER/..., one per class" if key == "delta" else "NUMBER"
         published = ", ".join(f"{value:g} for {name}" for name, value in THRESHOLDS.items())
         hint = f" Published results have {published}." if key == "threshold" else ""
         raise InputError(
             f"method {trained.loss!r} needs `{key}`: write {trained.loss}:{key}={how}.{hint}"
         )
-    overrides, head = dict(overrides or {}), HEADS.get(trained.loss)
-    if head is not None:
-        overrides.setdefault("head", head)
-    made = get_recipe(recipe, dataset=dataset.name, **overrides)
-    if head is not None and (made.head != head or made.head_scale != 1):
+    head = HEADS.get(trained.loss)
+    made = get_recipe(
+        recipe, dataset=dataset.name, **({"head": head} if head else {}) | dict(overrides or {})
+    )
+    if head and (made.head != head or made.head_scale != 1):
         raise InputError(
             f"method {trained.loss!r} multiplies the logits itself and needs a {head} head "
             f"of scale 1, since others make training diverge; got head {made.head!r} and "
@@ -545,8 +397,8 @@ def make_spec(
             f"method {trained.part.name!r}: drw would start at epoch {trained.drw_start}, but "
             f"training has {made.epochs} epochs; give an earlier start, or leave it out."
         )
-    values = {key: value for key, value in asdict(made).items() if key != "name"}
-    model = {key: values.pop(key) for key in _OF_MODEL}
+    values = asdict(made)
+    name, model = values.pop("name"), {key: values.pop(key) for key in _OF_MODEL}
     named = _DEFAULTS | recipe_values(recipe, dataset=dataset.name)
     changed = {key: v for key, v in values.items() if key not in named or v != named[key]}
     written = {
@@ -559,7 +411,7 @@ def make_spec(
         dataset=dataset,
         model=Part(made.model, Settings(own_head)),
         method=trained.part,
-        recipe=RecipeSpec(recipe, Settings(written), Settings(changed)),
+        recipe=RecipeSpec(name, Settings(written), Settings(changed)),
         seed=seed,
     )
 
@@ -592,7 +444,7 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
 
 
 def unreached_rates(spec: RunSpec) -> str | None:
-    """A warning of learning rates beyond the last epoch, or None.
+    """Return a warning of learning rates beyond the last epoch, or None.
 
     Such a run is not refused, since a short run to try things out is honest, and nothing is
     scaled, since a recipe's values are what a run's record says.
@@ -606,12 +458,13 @@ def unreached_rates(spec: RunSpec) -> str | None:
         recipe paper: of 170 epochs none comes to milestones at 180; override milestones to fit.
     """
     recipe = Recipe.of(spec)
-    beyond = [str(epoch) for epoch, _ in recipe.milestones if epoch >= recipe.epochs]
+    start = f"recipe {recipe.name}: "
     if recipe.warmup_epochs >= recipe.epochs:
-        told, key = f"all {recipe.epochs} epochs are warm-up", "warmup_epochs"
-    elif beyond:
-        told = f"of {recipe.epochs} epochs none comes to milestones at {' and '.join(beyond)}"
-        key = "milestones"
-    else:
+        return start + f"all {recipe.epochs} epochs are warm-up; override warmup_epochs to fit."
+    beyond = [str(epoch) for epoch, _ in recipe.milestones if epoch >= recipe.epochs]
+    if not beyond:
         return None
-    return f"recipe {recipe.name}: {told}; override {key} to fit."
+    return start + (
+        f"of {recipe.epochs} epochs none comes to milestones at {' and '.join(beyond)}; override "
+        f"milestones to fit."
+    )

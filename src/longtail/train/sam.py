@@ -13,7 +13,7 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
@@ -139,10 +139,6 @@ class SAM:
             self._away = None
         self.optimizer.zero_grad()
 
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        self.optimizer.zero_grad()
-
     def _parameters(self) -> list[Tensor]:
         groups = self.optimizer.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
@@ -153,31 +149,17 @@ class Perturbation:
 
     Args:
         parameters: to move, on one device.
-        rho: ρ, above 0; or one for each of the networks.
+        rho: ρ, above 0.
         parts: how many networks the parameters are those of, joined along the first axis as by
             `models.stacked`; the norm is each network's own, and every parameter must then have
             a gradient.
-
-    Examples:
-        >>> w = nn.Parameter(torch.tensor([3.0, 4.0]))
-        >>> w.grad = torch.tensor([0.6, 0.8])
-        >>> there = Perturbation([w], rho=0.5)
-        >>> there.go()
-        >>> w.detach()
-        tensor([3.3000, 4.4000])
-        >>> there.back()
-        >>> w.detach()
-        tensor([3., 4.])
     """
 
-    def __init__(
-        self, parameters: Iterable[Tensor], *, rho: float | Sequence[float], parts: int = 1
-    ) -> None:
+    def __init__(self, parameters: Iterable[Tensor], *, rho: float, parts: int = 1) -> None:
         self.parameters, self.parts = list(parameters), parts
         first = self.parameters[0]
         dtype = torch.promote_types(first.dtype, torch.float32)
-        each = rho if isinstance(rho, Sequence) else [rho] * parts
-        self.rho = torch.tensor(each, dtype=dtype, device=first.device)
+        self.rho = torch.full((parts,), rho, dtype=dtype, device=first.device)
         self._before: list[Tensor] = []
         self._moved: list[Tensor] = []
         if parts > 1:  # the network that each number belongs to, all parameters end to end
@@ -187,18 +169,18 @@ class Perturbation:
 
     @torch.no_grad()
     def go(self, *, may_overflow: bool = False) -> None:
-        """Move by the gradients that the parameters have; those without one stay.
-
-        Args:
-            may_overflow: gradients that are not finite move nothing, instead of making NaN.
-        """
+        """Move by the gradients that there are; with `may_overflow` infinite ones move nothing."""
         moved = self._moved = [p for p in self.parameters if p.grad is not None]
         if not moved:
             raise InputError("SAM: no parameter has a gradient; call backward() first.")
         self._before = list(torch._foreach_mul(moved, 1.0))  # copies, in one kernel
         # All gradients end to end: a few large kernels instead of some for each parameter. Each
         # has its axes as the parameter's lie in memory, so that it needs no copy.
-        parts = [p.grad.permute(_axes(p)).reshape(self.parts, -1) for p in moved]  # type: ignore[union-attr]
+        axes = [_axes(p) for p in moved]
+        parts = [
+            p.grad.permute(order).reshape(self.parts, -1)  # type: ignore[union-attr]
+            for p, order in zip(moved, axes, strict=True)
+        ]
         steps = torch.cat([part.flatten() for part in parts])
         # In float16 a norm overflows early, and _TINY is zero.
         exact = torch.promote_types(steps.dtype, torch.float32)
@@ -209,8 +191,12 @@ class Perturbation:
             steps *= scale.index_select(0, self._owner)
         if may_overflow:
             steps.nan_to_num_(nan=0.0)  # an infinite norm made them 0, or 0 · inf
-        views = zip(torch.split(steps, [p.numel() for p in moved]), moved, strict=True)
-        torch._foreach_add_(moved, [_shaped(step, p) for step, p in views])
+        shaped = []
+        flat = torch.split(steps, [p.numel() for p in moved])
+        for p, order, step in zip(moved, axes, flat, strict=True):
+            back = [order.index(axis) for axis in range(p.ndim)]
+            shaped.append(step.view([p.shape[axis] for axis in order]).permute(back))
+        torch._foreach_add_(moved, shaped)
 
     @torch.no_grad()
     def back(self) -> None:
@@ -226,24 +212,9 @@ def _axes(parameter: Tensor) -> list[int]:
     return [0, *inner][: parameter.ndim]
 
 
-def _shaped(flat: Tensor, parameter: Tensor) -> Tensor:
-    """Numbers in the order of the parameter's memory, in its shape."""
-    axes = _axes(parameter)
-    shaped = flat.view([parameter.shape[axis] for axis in axes])
-    return shaped.permute([axes.index(axis) for axis in range(parameter.ndim)])
-
-
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Let batch norms in training use a batch's own statistics without learning from it.
-
-    Examples:
-        >>> norm = nn.BatchNorm1d(2)
-        >>> with frozen_statistics(norm):
-        ...     _ = norm(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        >>> norm.running_mean, int(norm.num_batches_tracked)
-        (tensor([0., 0.]), 0)
-    """
+    """Let batch norms in training use a batch's own statistics without learning from it."""
     names = ("running_mean", "running_var", "num_batches_tracked")
     layers = [
         layer

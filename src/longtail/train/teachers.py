@@ -54,18 +54,14 @@ def with_teachers(spec: RunSpec, teachers: Iterable[Run | str], *, saved: bool =
 
 
 def names_of(spec: RunSpec) -> tuple[str, ...]:
-    """The names of a student's teachers, ``<dataset>/<method>-s<seed>-<hash8>``; often none."""
+    """Return the names of a student's teachers, ``<dataset>/<method>-s<seed>-<hash8>``."""
     return tuple(spec.settings.get(TEACHERS, ()))
 
 
 class TeacherPool:
-    """The teachers of some runs, opened and checked.
+    """The teachers of some runs of one training set, opened and checked.
 
-    Args:
-        specs: of the runs, students or not.
-        images: the training set that all of them share.
-        root: the folder of runs, where teachers are looked for by their names.
-        given: teachers that lie elsewhere.
+    They are looked for by their names below `root`, and among those `given`.
     """
 
     def __init__(
@@ -109,7 +105,7 @@ class TeacherPool:
     def ready(
         self, spec: RunSpec, recipe: Recipe, data: Resident, device: torch.device
     ) -> Teachers | Tensor | None:
-        """A student's teachers on the device, or their saved logits; None without any."""
+        """Return a student's teachers on the device, or their saved logits; None without any."""
         runs, saved = [self._runs[name] for name in names_of(spec)], SAVED in spec.settings
         key = (names_of(spec), saved, recipe.mean, recipe.std)
         if runs and key not in self._ready:
@@ -139,11 +135,8 @@ def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -
             f"may have seen images that its student holds out; it, and every member of an "
             f"ensemble, must be trained with --held-out {held_out:g} and seed {student.seed}."
         )
-    elif not saved and not run.has_model and run.members:
-        other = (
-            f"is an ensemble and has no weights of its own; name its members as teachers instead: "
-            f"{', '.join(run.members)}."
-        )
+    elif not saved and run.members and not run.has_model:
+        other = f"is an ensemble; name its members as teachers instead: {', '.join(run.members)}."
     elif not saved:
         run.model()  # says why there are no weights
     else:
@@ -208,15 +201,7 @@ class Teachers:
             self.groups.append((network, len(group), scale, change))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the mean logits of all networks.
-
-        Args:
-            images: normalised as the students' are, float32, shape (examples, channels, height,
-                width).
-
-        Returns:
-            float32, shape (examples, num_classes).
-        """
+        """Return the mean logits, float32, of images as the students see them."""
         total = torch.zeros(len(images), self.num_classes, device=self.device)
         low = self.dtype == torch.bfloat16
         for network, size, scale, change in self.groups:

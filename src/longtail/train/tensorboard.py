@@ -18,21 +18,6 @@ class TensorBoard:
 
     Give it to `train_cohort` as `after_epoch`. The step is the number of epochs done. A resumed
     run goes on in its folder, and no step is shown twice.
-
-    Examples:
-        >>> import tempfile
-        >>> from longtail.data import load
-        >>> from longtail.train import make_spec, train
-        >>> data = load("digits-lt")
-        >>> spec = make_spec(
-        ...     data.spec, method="softmax", recipe="digits", seed=0, overrides={"epochs": 1}
-        ... )
-        >>> root = tempfile.TemporaryDirectory()
-        >>> with TensorBoard() as board:
-        ...     run = train(spec, data.train, root=root.name, after_epoch=board)
-        >>> len(list((run.folder / "tensorboard").iterdir()))
-        1
-        >>> root.cleanup()
     """
 
     def __init__(self) -> None:

@@ -41,10 +41,6 @@ _LEVELS = 2 * STRENGTHS + 1  # with their signs
 def plan_trivial_augment(count: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw each image's operation and how strong it is.
 
-    Args:
-        count: of images.
-        generator: on the CPU.
-
     Returns:
         The operation as a number in `OPERATIONS`, and ± the strength, −30 .. 30; int64 on the
         CPU, each of shape (count,). The sign is for operations that have one.
@@ -212,10 +208,7 @@ def _posterize(x: Tensor, step: Tensor) -> Tensor:
 def _blend(x: Tensor, factor: Tensor, counts: list[int]) -> Tensor:
     """d + factor · (x − d) in float32, truncated; d as for color, contrast, brightness, sharpness.
 
-    Args:
-        x: images, sorted by operation.
-        factor: shape (images, 1, 1, 1).
-        counts: how many images of each operation there are.
+    The images are sorted by operation, of which there are so many as `counts` says.
     """
     parts = torch.split(x.to(torch.int32), counts)
     base = torch.cat(

@@ -54,8 +54,7 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
             )
     for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
         recipe, method = Recipe.of(spec), Method.of(spec.method)
-        precision = spec.settings.get("precision", "float32")
-        choice(precision, ("float32", "bfloat16"), name="precision")
+        choice(spec.settings.get("precision", "float32"), ("float32", "bfloat16"), name="precision")
         if recipe.distill_weight or TEACHERS in spec.settings:
             _check_teaching(spec, recipe)
         if recipe.classifier == "sharded" or recipe.sampled_classes:
@@ -74,21 +73,18 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
             instead = "hold out a smaller part, or none"
             refuse_logits(len(held), images.num_classes, what="the held-out part", instead=instead)
         prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
-        # Refuses an epoch without a batch.
-        sizes = Planner(recipe, method, images.labels, kept, prior, seed=0).batch_sizes
-        _check_images(spec, recipe, images, sizes)
+        Planner(recipe, method, images.labels, kept, prior, seed=0)  # refuses empty epochs
+        _check_images(spec, recipe, images)
 
 
-def _check_images(
-    spec: RunSpec, recipe: Recipe, images: Images, batch_sizes: Sequence[int]
-) -> None:
+def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
     """Refuse images of another kind than the recipe and its network are for."""
     name, data, side = f"recipe {recipe.name!r}", spec.dataset.name, recipe.image_size
-    shape, largest = (3, side, side), 255.0
+    (channels, height, width), largest = (3, side, side), 255.0
     if isinstance(images, ListedImages):
         check_recipe(recipe)
     else:
-        shape, largest = images.image_shape, images.pixel_range
+        (channels, height, width), largest = images.image_shape, images.pixel_range
         if side:
             raise InputError(
                 f"{name} crops photographs from disk to {side} pixels, but {data} is in memory, in "
@@ -100,7 +96,6 @@ def _check_images(
                     f"{name} changes images (`{key}`), but {data} holds embeddings, which come as "
                     f"they are; take the recipe embeddings (--recipe embeddings)."
                 )
-    channels, height, width = shape
     for key in ("mean", "std"):
         if len(getattr(recipe, key)) not in (1, channels):
             raise InputError(
@@ -117,21 +112,8 @@ def _check_images(
             f"{name}: `trivial_augment` is for pixels of 0 .. 255 in 1 or 3 channels, but these "
             f"images have 0 .. {largest} in {channels}; set trivial_augment=false."
         )
-    with torch.device("meta"):  # shapes without memory
-        network = new_network(recipe, images, seed=0)
-    if 1 not in batch_sizes:
-        return
-    try:
-        network.train(not recipe.freeze_backbone)
-        network(torch.empty(1, *shape, device="meta"))
-    except ValueError as error:
-        batch = "a batch" if recipe.batch_size == 1 else "the last batch of an epoch"
-        drop = "" if recipe.batch_size == 1 else "drop_last=true or "
-        raise InputError(
-            f"{name}: {batch} would have 1 of {sum(batch_sizes)} examples, and batch norm in "
-            f"{recipe.model!r} needs two for images as small as these; set {drop}another "
-            f"batch_size."
-        ) from error
+    with torch.device("meta"):  # refuses images too small for the network, without memory
+        new_network(recipe, images, seed=0)
 
 
 def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
@@ -161,26 +143,19 @@ def _check_many_classes(
     """Refuse what a sharded classifier, or a loss of some classes, can't do."""
     sharded, data = recipe.classifier == "sharded", spec.dataset.name
     setting = "`classifier` is 'sharded'" if sharded else "`sampled_classes` is above 0"
-    for wrong, obstacle in (
-        (
-            isinstance(images, ImageSet),
-            f"{data} is in memory; it is for photographs from disk",
-        ),
-        (
-            sharded and recipe.sampled_classes,
-            "negatives are drawn from a whole classifier (`sampled_classes` is above 0)",
-        ),
-        (recipe.head != "linear", f"the head is {recipe.head!r}, and it takes a linear one"),
-        (
-            method.loss == THRESHOLD,
-            f"{THRESHOLD} drops competitors at random; take 'equalized'",
-        ),
-        (not sharded and method.label_smoothing, "label smoothing needs all classes"),
-        (sharded and recipe.freeze_backbone, "the backbone is frozen"),
-        (
-            sharded and processes > images.num_classes,
-            f"there are {processes} processes for {images.num_classes} classes",
-        ),
-    ):
-        if wrong:
+    obstacles = {
+        f"{data} is in memory; it is for photographs from disk": isinstance(images, ImageSet),
+        f"the head is {recipe.head!r}, and it takes a linear one": recipe.head != "linear",
+        f"{THRESHOLD} drops competitors at random; take 'equalized'": method.loss == THRESHOLD,
+    }
+    if sharded:
+        drawn = "negatives are drawn from a whole classifier (`sampled_classes` is above 0)"
+        obstacles[drawn] = recipe.sampled_classes > 0
+        obstacles["the backbone is frozen"] = recipe.freeze_backbone
+        few = f"there are {processes} processes for {images.num_classes} classes"
+        obstacles[few] = processes > images.num_classes
+    else:
+        obstacles["label smoothing needs all classes"] = method.label_smoothing > 0
+    for obstacle, present in obstacles.items():
+        if present:
             raise InputError(f"recipe {recipe.name!r}: {setting}, but {obstacle}.")
