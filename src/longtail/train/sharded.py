@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from longtail.data.lists import ListedImages
-from longtail.train.distributed import ALONE, World, lost_neighbors
+from longtail.train.distributed import ALONE, World
 from longtail.train.recipe import Recipe
 from longtail.train.sharded_head import ShardedHead, gather_slices, local
 from longtail.train.streamed import EVALUATED, PixelNetwork, Streaming, centres, judging
@@ -35,7 +35,7 @@ def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     model.fc = nn.Identity()
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     mesh = _mesh(world, device)
-    with torch.random.fork_rng(devices=[]), lost_neighbors():  # it draws a start of its own first
+    with torch.random.fork_rng(devices=[]):  # it draws a start of its own first
         model.fc = ShardedHead.from_linear(fc, mesh=mesh, batch="split", device=device)
     return model
 
@@ -65,7 +65,7 @@ def sharded_predictions(
     They are in the data's order, on the first process; the others get None.
     """
     head: Any = model.fc
-    with judging(model), lost_neighbors():
+    with judging(model):
         found = [head.predict(features) for features in _features(model, data, recipe, world, how)]
     return world.gather(torch.cat(found), len(data))
 
@@ -82,7 +82,7 @@ def sharded_logits(
     head: Any = model.fc
     examples = len(data)
     whole = np.empty((examples, data.num_classes), np.float32) if world.first else None
-    with judging(model), lost_neighbors():
+    with judging(model):
         for number, features in enumerate(_features(model, data, recipe, world, how)):
             columns = gather_slices(head.sliced(local(head(features)).t().contiguous()))
             if whole is not None and columns is not None:

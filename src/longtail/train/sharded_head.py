@@ -5,9 +5,9 @@
     ℓ(y, f) = α_y · (log Σ_j e^{z_j} − z_y),   z = s · (f + b), but z_y is s · (a_y + b_y) less
 
 A process computes the scores z of its own classes. Of each example it tells the others the largest
-of them, the sum of their exponentials and the target's own score if that is among them; these
-three numbers are all that is exchanged. The logits exist once, in the features' type: they become
-exponentials in the forward pass and their own gradient in the backward pass, in place.
+of them, the sum of their exponentials, and how far the target is from the largest if it is among
+them; these few numbers are all that is exchanged. The logits exist once, in the features' type:
+they become exponentials in the forward pass and their own gradient in the backward pass, in place.
 Arithmetic is float32, in blocks of rows.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,14 +73,12 @@ class SliceLoss(torch.autograd.Function):
         """Exchange what the slices know of each example, and leave exponentials in the logits."""
         mine = (target >= part.start) & (target < part.stop)
         column = ((target - part.start) * mine).unsqueeze(1)
-        strength = (1.0 - epsilon) * alpha.gather(0, target)  # the target's part of the loss
-        own = strength * mine
-        total, spread = strength, None
-        if epsilon > 0:  # and every class's
-            total = strength + epsilon * alpha.mean()
-            spread = epsilon / len(alpha) * alpha[part]
-        stats = alpha.new_zeros(3, len(target))
-        stats[0] = torch.finfo(alpha.dtype).min  # a slice without classes
+        own = (1.0 - epsilon) * alpha.gather(0, target) * mine  # q of the target, times its α
+        spread = epsilon / len(alpha) * alpha[part] if epsilon > 0 else None  # and of all classes
+        stats = alpha.new_zeros(4, len(target))
+        tops, sums, parts, gaps = stats
+        tops.fill_(torch.finfo(alpha.dtype).min)  # of a slice without classes
+        parts.copy_(own if spread is None else own + spread.sum())
         for rows in _blocks(logits):
             block, at = logits[rows], column[rows]
             z = block.to(alpha.dtype)
@@ -90,19 +89,21 @@ class SliceLoss(torch.autograd.Function):
             if lower is not None:
                 drop = scale * lower.gather(0, target[rows]) * mine[rows]
                 z.scatter_add_(1, at, -drop.unsqueeze(1))
-            stats[2, rows] = own[rows] * z.gather(1, at).squeeze(1)
+            tops[rows] = z.amax(1)
+            z.sub_(tops[rows].unsqueeze(1))
+            gaps[rows] = -own[rows] * z.gather(1, at).squeeze(1)
             if spread is not None:
-                stats[2, rows] += z @ spread
-            stats[0, rows] = z.amax(1)
-            stats[1, rows] = z.sub_(stats[0, rows].unsqueeze(1)).exp_().sum(1)
+                gaps[rows] -= z @ spread
+            sums[rows] = z.exp_().sum(1)
             block.copy_(z)
-        tops, sums, scores = gather(stats).unbind(1)
-        top = tops.amax(0)
-        whole = (sums * (tops - top).exp()).sum(0)
-        share = total * (stats[0] - top).exp() / whole  # α · p of an exponential of 1
+        all_tops, all_sums, all_parts, all_gaps = gather(stats).unbind(1)
+        top = all_tops.amax(0)
+        whole, total = (all_sums * (all_tops - top).exp()).sum(0), all_parts.sum(0)
+        losses = total * whole.log() + (all_gaps + all_parts * (top - all_tops)).sum(0)
+        share = total * (tops - top).exp() / whole  # α p of an exponential of 1
         ctx.scale = scale
         ctx.save_for_backward(logits, column, counted, own, share, spread)
-        return (total * (top + whole.log()) - scores.sum(0)).masked_fill(~counted, 0.0)
+        return losses.masked_fill(~counted, 0.0)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -207,7 +208,9 @@ class ShardedHead(nn.Module):
         self.part = class_slices(num_classes, self.processes)[self.rank]
         if device is None and mesh is not None:
             device = mesh.device_type
-        self.weight = nn.Parameter(self.sliced(self._draw(self.in_features, dtype=dtype).to(device)))
+        self.weight = nn.Parameter(
+            self.sliced(self._draw(self.in_features, dtype=dtype).to(device))
+        )
         self.bias = nn.Parameter(self.sliced(self._draw(dtype=dtype).to(device))) if bias else None
 
     def _draw(self, *tail: int, dtype: torch.dtype | None) -> Tensor:
@@ -283,7 +286,7 @@ class ShardedHead(nn.Module):
     ) -> Tensor:
         """The criterion's loss of the logits of all classes, which no process ever holds.
 
-        A process computes its own classes' logits, once, and exchanges three numbers per example
+        A process computes its own classes' logits, once, and exchanges four numbers per example
         with the others. Half-precision logits are computed with in float32; under autocast the
         logits are made in autocast's type. Class weights, `ignore_index`, label smoothing and
         reductions mean what they mean to the criterion. There is no second derivative.
@@ -324,12 +327,11 @@ class ShardedHead(nn.Module):
             self._gather,
         )
         if criterion.reduction == "none":
-            losses = self._own_rows(losses, counts)
-        else:
-            losses = losses.sum()
+            return self._own_rows(losses, counts).to(loss_dtype(features))
+        total = losses.sum()
         if criterion.reduction == "mean":
-            losses = losses / counted(target, weight, ignored).sum()
-        return losses.to(loss_dtype(features))
+            total = total / counted(target, weight, ignored).sum()
+        return total.to(loss_dtype(features))
 
     @torch.no_grad()
     def predict(
@@ -417,7 +419,9 @@ class ShardedHead(nn.Module):
             return None
         if known is not None:
             return list(known)
-        counts: list[int] = self._gather(torch.tensor(len(features), device=features.device)).tolist()
+        counts: list[int] = self._gather(
+            torch.tensor(len(features), device=features.device)
+        ).tolist()
         return counts
 
     def _gather(self, values: Tensor) -> Tensor:
@@ -433,13 +437,13 @@ class ShardedHead(nn.Module):
             return self._shared(own, Replicate())
         if self.averaging and own.requires_grad:
             own = own.view_as(own)
-            own.register_hook(lambda grad: grad * self.processes)
+            own.register_hook(lambda grad: grad * self.processes)  # type: ignore[no-untyped-call]
         longest = max(counts)
         padded = F.pad(own, (0, 0) * (own.ndim - 1) + (0, longest - len(own)))
         whole = self._shared(padded, Shard(0))
         if min(counts) == longest:
             return whole
-        parts = zip(whole.split(longest), counts, strict=True)
+        parts = zip(torch.split(whole, longest), counts, strict=True)
         return torch.cat([part[:count] for part, count in parts])
 
     def _own_rows(self, values: Tensor, counts: list[int] | None) -> Tensor:
@@ -508,7 +512,7 @@ def class_slices(num_classes: int, processes: int) -> list[slice]:
     """
     length = -(-num_classes // processes)
     edges = [min(num_classes, length * edge) for edge in range(processes + 1)]
-    return [slice(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -534,7 +538,7 @@ def gather_slices(tensor: Tensor) -> Tensor | None:
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach().to("cpu", copy=True)
-    own, mesh = tensor.detach().to_local().contiguous(), tensor.device_mesh
+    own, mesh = local(tensor.detach()).contiguous(), tensor.device_mesh
     if mesh.get_local_rank() != 0:
         if len(own):
             distributed.send(own, group=mesh.get_group(), group_dst=0)
@@ -556,7 +560,7 @@ def scatter_slices(tensor: DTensor, whole: Tensor | None) -> None:
         tensor: sharded along dimension 0 of a one-dimensional mesh.
         whole: of the same shape, on any device; None on the processes but the mesh's first.
     """
-    own, mesh = tensor.detach().to_local(), tensor.device_mesh
+    own, mesh = local(tensor.detach()), tensor.device_mesh
     if whole is None:
         if len(own):
             distributed.recv(own, group=mesh.get_group(), group_src=0)
@@ -569,17 +573,12 @@ def scatter_slices(tensor: DTensor, whole: Tensor | None) -> None:
             distributed.send(values, group=mesh.get_group(), group_dst=rank)
 
 
-def gather_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`gather_slices` of each tensor, where there is something."""
-    found = {name: gather_slices(value) for name, value in tensors.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
+def full_state_dict(module: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A module's state under the names and in the shapes of the unsharded one, on the CPU.
 
     Args:
-        module: any, with sharded heads somewhere in it. Every process of the mesh must call this.
+        module: any, with sharded heads somewhere in it, or tensors by name. Every process of the
+            mesh must call this.
 
     Returns:
         Whole tensors on the mesh's first process, fit for safetensors and for `load_state_dict`
@@ -589,4 +588,6 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
         >>> sorted(full_state_dict(nn.Sequential(nn.Linear(2, 3))))
         ['0.bias', '0.weight']
     """
-    return gather_all(module.state_dict())
+    tensors = module.state_dict() if isinstance(module, nn.Module) else module
+    found = {name: gather_slices(value) for name, value in tensors.items()}
+    return {name: value for name, value in found.items() if value is not None}

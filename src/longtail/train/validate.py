@@ -176,6 +176,13 @@ def _check_many_classes(
             f"{THRESHOLD} drops competitors at random; take 'equalized'",
         ),
         (not sharded and method.label_smoothing, "label smoothing needs all classes"),
+        (
+            sharded
+            and method.label_smoothing
+            and method.criterion(images.prior).parts()[2] is not None,
+            f"label smoothing is for losses that leave the target's own logit alone, unlike "
+            f"{method.loss!r}",
+        ),
         (sharded and recipe.freeze_backbone, "the backbone is frozen"),
         (
             sharded and processes > images.num_classes,
