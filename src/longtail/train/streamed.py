@@ -218,8 +218,6 @@ class StreamedTraining:
             on_error=self.how.on_error,
             pin_memory=on_gpu,
         )
-        self.rates = torch.zeros(len(self.batch_sizes), device=self.device)
-        self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.losses = torch.zeros(len(self.batch_sizes), dtype=torch.float64, device=self.device)
         self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.plans: list[EpochPlan] = []
@@ -230,9 +228,7 @@ class StreamedTraining:
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
         self.epoch, self.plans = epoch, [self.planner.plan(epoch)]
-        self.rates.copy_(self.plans[0].rates)
         begin_epoch([self.planner], self.plans, self.criteria, self.generators, epoch)
-        self.number.zero_()
         self.losses.zero_()
         self.model.train(not self.recipe.freeze_backbone)
         self._left_out = self.stream.skipped.total()
@@ -260,7 +256,6 @@ class StreamedTraining:
         elif isinstance(self.criterion, EqualizedThresholdLoss):
             classes = self.data.num_classes
             drawn = self.criterion.draw(torch.empty(size, classes, device=self.device))
-            drawn = drawn[self.world.share(size)]
         for number, part in enumerate(self._parts):
             # Gradients stay here until the last part of a step has added its own.
             sent = self.world.count == 1 or number + 1 == len(self._parts)
@@ -269,22 +264,21 @@ class StreamedTraining:
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self.at] += loss.detach()
-        rate = self.rates.index_select(0, self.number)
-        set_rate(self.optimizer, rate, known=float(self.plans[0].rates[self.at]))
+        set_rate(self.optimizer, self.plans[0].rates[self.at : self.at + 1])
         self.optimizer.step()
-        self.number += 1
         self._parts = []
         self._waiting = self._fetch(self.at + 1)  # while the device works
 
     def _sum(self, part: Part, number: int, drawn: Tensor | None) -> Tensor:
         """This process's part of the sum of losses; those of all processes add up to the sum."""
         images, labels, counts = part
+        size = self.batch_sizes[self.at]
         if self.sharded:  # each process knows the sum of all, and takes an equal share of it
             if not counts:
                 labels = torch.full_like(labels, self.criterion.ignore_index)
             rows = None
             if self.how.on_error == "stop":  # how many each process has is known
-                size, everyone = self.batch_sizes[self.at], range(self.world.count)
+                everyone = range(self.world.count)
                 rows = [len(self._places(0, size, rank)[number]) for rank in everyone]
             fc: Any = self.model.fc
             whole = fc.loss(self.call(images), labels, self.criterion, rows=rows)
@@ -292,7 +286,8 @@ class StreamedTraining:
         if self.sampled is not None:
             return counts * cast(Tensor, self.call(images, labels, drawn))
         if drawn is not None:
-            place = sum(len(before.labels) for before in self._parts[:number])
+            place = self.world.share(size).start
+            place += sum(len(before.labels) for before in self._parts[:number])
             drawn = drawn[place : place + len(labels)]
         return counts * cast(Tensor, self.criterion(self.call(images), labels, dropped=drawn))
 
