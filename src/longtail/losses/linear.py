@@ -64,11 +64,6 @@ def linear_cross_entropy(
         >>> linear_cross_entropy(features, weight, torch.tensor([0, 2]), criterion)  # log 3
         tensor(1.0986)
     """
-    if not isinstance(criterion, PairwiseMarginLoss):
-        raise InputError(
-            f"`criterion` must be a loss of longtail.losses, such as LogitAdjustedLoss(prior); got "
-            f"{type(criterion).__name__}."
-        )
     if criterion.whole_rows:
         raise InputError(
             "label smoothing, dense margins and EqualizedThresholdLoss need all logits at once: "

@@ -151,7 +151,7 @@ class ShardedHead(nn.Module):
 
     Args:
         in_features: D, width of the features.
-        num_classes: C; not fewer than processes. Process r holds the r-th of `torch.chunk`'s parts.
+        num_classes: C. Process r holds the r-th of `torch.chunk`'s parts, the last may hold none.
         mesh: one-dimensional, over which the classes are cut; None for a single process, which
             then needs no process group and has ordinary tensors.
         batch: "replicated" or "split".
@@ -199,11 +199,6 @@ class ShardedHead(nn.Module):
         self.batch = _checks.choice(batch, ("replicated", "split"), name="batch")
         self.averaging, self.mesh = averaging, mesh
         self.processes = 1 if mesh is None else mesh.size()
-        if self.processes > num_classes:
-            raise InputError(
-                f"`mesh` has {self.processes} processes for {num_classes} classes, so some would "
-                f"hold none; cut the classes over at most {num_classes} processes."
-            )
         self.rank = 0 if mesh is None else mesh.get_local_rank()
         self.part = class_slices(num_classes, self.processes)[self.rank]
         if device is None and mesh is not None:
@@ -223,15 +218,7 @@ class ShardedHead(nn.Module):
         return torch.cat(found)
 
     @classmethod
-    def from_linear(
-        cls,
-        linear: nn.Linear,
-        *,
-        mesh: DeviceMesh | None = None,
-        batch: str = "replicated",
-        averaging: bool = True,
-        device: torch.device | str | None = None,
-    ) -> ShardedHead:
+    def from_linear(cls, linear: nn.Linear, **options: Any) -> ShardedHead:
         """A head with the weights of a linear layer that every process has whole.
 
         The options are those of the class; `device` is that of the layer by default.
@@ -241,16 +228,9 @@ class ShardedHead(nn.Module):
             >>> torch.equal(ShardedHead.from_linear(linear).weight, linear.weight)
             True
         """
-        head = cls(
-            linear.in_features,
-            linear.out_features,
-            mesh=mesh,
-            batch=batch,
-            averaging=averaging,
-            bias=linear.bias is not None,
-            device=linear.weight.device if device is None else device,
-            dtype=linear.weight.dtype,
-        )
+        own: dict[str, Any] = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        own |= {"bias": linear.bias is not None, **options}
+        head = cls(linear.in_features, linear.out_features, **own)
         head.load_state_dict(linear.state_dict())
         return head
 
@@ -260,7 +240,7 @@ class ShardedHead(nn.Module):
         With `batch="split"` N counts the examples of all processes, in their order. `.to_local()`
         are the own columns, `.full_tensor()` gathers all of them. Without a mesh, plain logits.
         """
-        logits = self._own_logits(self._everyone_s(features, self._counts(features)))
+        logits = self._own_logits(features, self._counts(features))
         return self.sliced(logits, dim=1)
 
     def sliced(self, values: Tensor, *, dim: int = 0) -> Tensor:
@@ -308,8 +288,8 @@ class ShardedHead(nn.Module):
         self._check_criterion(criterion)
         check_labels(target, len(features), of="features")
         counts = self._counts(features, rows)
-        target = self._everyone_s(target.long(), counts)
-        logits = self._own_logits(self._everyone_s(features, counts))
+        target = self._all_rows(target.long(), counts)
+        logits = self._own_logits(features, counts)
         if logits.dtype == torch.float16:  # too narrow for exponentials
             logits = logits.float()
         _, bias, lower = criterion.parts()
@@ -367,12 +347,11 @@ class ShardedHead(nn.Module):
             logits in the order of `torch.topk`, or of `torch.max` with k = 1.
         """
         counts = self._counts(features)
-        logits = self._own_logits(self._everyone_s(features, counts))
+        logits = self._own_logits(features, counts)
         if prior is not None:
             _checks.prior(prior, num_classes=self.num_classes)
-            adjustment = torch.tensor(_checks.tau(tau) * prior.log_probs[self.part])
             logits = logits.to(work_dtype(logits))
-            logits = logits - adjustment.to(logits)
+            logits = logits - logits.new_tensor(_checks.tau(tau) * prior.log_probs[self.part])
         kept = min(k, logits.shape[1])
         values, classes = _largest(logits, kept)
         values = F.pad(values, (0, k - kept), value=-math.inf)
@@ -397,32 +376,20 @@ class ShardedHead(nn.Module):
         whole = every.full_tensor() if isinstance(every, DTensor) else every
         return whole[:, 0].cpu(), whole[:, 1].cpu()
 
-    def _own_logits(self, features: Tensor) -> Tensor:
-        """Logits of this process's classes, in the features' type or autocast's."""
+    def _own_logits(self, features: Tensor, counts: list[int] | None) -> Tensor:
+        """All examples' logits of this process's classes, in the features' type or autocast's."""
         weight, bias = local(self.weight).to(features.dtype), self.bias
         own = None if bias is None else local(bias).to(features.dtype)
-        return F.linear(features, weight, own)
+        return F.linear(self._all_rows(features, counts), weight, own)
 
     def _counts(self, features: Tensor, known: Sequence[int] | None = None) -> list[int] | None:
         """How many examples each process has; None where all have the same ones."""
-        if features.ndim != 2 or features.shape[1] != self.in_features:
-            raise InputError(
-                f"ShardedHead: `features` must have shape (N, {self.in_features}); got "
-                f"{tuple(features.shape)}."
-            )
-        if known is not None and known[self.rank] != len(features):
-            raise InputError(
-                f"ShardedHead.loss: `rows` must say how many examples each process has; got "
-                f"{list(known)} with {len(features)} features in process {self.rank}."
-            )
         if self.mesh is None or self.batch == "replicated":
             return None
         if known is not None:
             return list(known)
-        counts: list[int] = self._gather(
-            torch.tensor(len(features), device=features.device)
-        ).tolist()
-        return counts
+        own = torch.tensor(len(features), device=features.device)
+        return self._gather(own).tolist()  # type: ignore[no-any-return]
 
     def _gather(self, values: Tensor) -> Tensor:
         """Every process's tensor of this shape, stacked along a new first dimension."""
@@ -431,7 +398,7 @@ class ShardedHead(nn.Module):
             return values
         return DTensor.from_local(values, self.mesh, [Shard(0)], run_check=False).full_tensor()
 
-    def _everyone_s(self, own: Tensor, counts: list[int] | None) -> Tensor:
+    def _all_rows(self, own: Tensor, counts: list[int] | None) -> Tensor:
         """The rows of all processes, in their order; their gradients are added up over these."""
         if self.mesh is None or counts is None:
             return self._shared(own, Replicate())
@@ -461,12 +428,10 @@ class ShardedHead(nn.Module):
         return given.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
     def _check_criterion(self, criterion: PairwiseMarginLoss) -> None:
-        additive = isinstance(criterion, PairwiseMarginLoss) and criterion.dense is None
-        if not additive or isinstance(criterion, EqualizedThresholdLoss):
+        if criterion.dense is not None or isinstance(criterion, EqualizedThresholdLoss):
             raise InputError(
-                f"ShardedHead.loss: `criterion` must be a loss of longtail.losses whose margin is "
-                f"additive and that drops no competitors at random; got "
-                f"{type(criterion).__name__}. For plain cross-entropy take SoftmaxLoss."
+                f"ShardedHead.loss: `criterion` must be a loss whose margin is additive and that "
+                f"drops no competitors at random, unlike {criterion.name!r}."
             )
         if criterion.label_smoothing and criterion.parts()[2] is not None:
             raise InputError(
