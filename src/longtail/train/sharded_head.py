@@ -45,13 +45,8 @@ class SliceLoss(torch.autograd.Function):
 
     Args:
         logits: f of the slice's classes, shape (N, width); overwritten.
-        target: y, int64, shape (N,); any class where not counted.
-        counted: bool, shape (N,); the loss of the others is 0.
-        alpha: α · w, shape (C,), in the type to compute in.
-        bias: b, likewise, or None for 0.
-        lower: a + b, likewise.
-        scale: s.
-        epsilon: ε.
+        target: y of all classes, int64, shape (N,).
+        criterion: the loss; its reduction plays no part.
         part: the slice.
         gather: stacks the tensors of all slices.
     """
@@ -61,16 +56,17 @@ class SliceLoss(torch.autograd.Function):
         ctx: Any,
         logits: Tensor,
         target: Tensor,
-        counted: Tensor,
-        alpha: Tensor,
-        bias: Tensor | None,
-        lower: Tensor | None,
-        scale: float,
-        epsilon: float,
+        criterion: PairwiseMarginLoss,
         part: slice,
         gather: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """Exchange what the slices know of each example, and leave exponentials in the logits."""
+        (_, bias, lower), scale = criterion.parts(), criterion.scale
+        epsilon, weight = criterion.label_smoothing, criterion.weight
+        alpha = criterion.alpha if weight is None else criterion.alpha * weight
+        alpha = alpha.to(work_dtype(logits))
+        ignored = target == criterion.ignore_index
+        target = target.masked_fill(ignored, 0)
         mine = (target >= part.start) & (target < part.stop)
         column = ((target - part.start) * mine).unsqueeze(1)
         own = (1.0 - epsilon) * alpha.gather(0, target) * mine  # q of the target, times its α
@@ -88,7 +84,7 @@ class SliceLoss(torch.autograd.Function):
                 z.mul_(scale)
             if lower is not None:
                 drop = scale * lower.gather(0, target[rows]) * mine[rows]
-                z.scatter_add_(1, at, -drop.unsqueeze(1))
+                z.scatter_add_(1, at, -drop.to(z.dtype).unsqueeze(1))
             tops[rows] = z.amax(1)
             z.sub_(tops[rows].unsqueeze(1))
             gaps[rows] = -own[rows] * z.gather(1, at).squeeze(1)
@@ -102,16 +98,16 @@ class SliceLoss(torch.autograd.Function):
         losses = total * whole.log() + (all_gaps + all_parts * (top - all_tops)).sum(0)
         share = total * (tops - top).exp() / whole  # α p of an exponential of 1
         ctx.scale = scale
-        ctx.save_for_backward(logits, column, counted, own, share, spread)
-        return losses.masked_fill(~counted, 0.0)
+        ctx.save_for_backward(logits, column, ignored, own, share, spread)
+        return losses.masked_fill(ignored, 0.0)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         """Turn the exponentials into the logits' gradient, s · (α p − q)."""
-        logits, column, counted, own, share, spread = ctx.saved_tensors
+        logits, column, ignored, own, share, spread = ctx.saved_tensors
         # A mean over nothing has an infinite slope.
-        slope = (ctx.scale * slope).masked_fill(~counted, 0.0).unsqueeze(1)
+        slope = (ctx.scale * slope).masked_fill(ignored, 0.0).unsqueeze(1)
         share, own = slope * share.unsqueeze(1), slope * own.unsqueeze(1)
         for rows in _blocks(logits):
             block = logits[rows]
@@ -120,7 +116,7 @@ class SliceLoss(torch.autograd.Function):
             if spread is not None:
                 grad.addcmul_(slope[rows], spread, value=-1.0)
             block.copy_(grad)
-        return logits.detach(), *(None,) * 9
+        return logits.detach(), *(None,) * 4
 
 
 def _blocks(logits: Tensor) -> list[slice]:
@@ -292,25 +288,12 @@ class ShardedHead(nn.Module):
         logits = self._own_logits(features, counts)
         if logits.dtype == torch.float16:  # too narrow for exponentials
             logits = logits.float()
-        _, bias, lower = criterion.parts()
-        weight, ignored = criterion.weight, criterion.ignore_index
-        alpha = criterion.alpha if weight is None else criterion.alpha * weight
-        kept, work = target != ignored, work_dtype(logits)
-        losses: Tensor = SliceLoss.apply(  # type: ignore[no-untyped-call]
-            logits,
-            target.masked_fill(~kept, 0),
-            kept,
-            *(None if table is None else table.to(work) for table in (alpha, bias, lower)),
-            criterion.scale,
-            criterion.label_smoothing,
-            self.part,
-            self._gather,
-        )
+        losses: Tensor = SliceLoss.apply(logits, target, criterion, self.part, self._gather)  # type: ignore[no-untyped-call]
         if criterion.reduction == "none":
             return self._own_rows(losses, counts).to(loss_dtype(features))
         total = losses.sum()
         if criterion.reduction == "mean":
-            total = total / counted(target, weight, ignored).sum()
+            total = total / counted(target, criterion.weight, criterion.ignore_index).sum()
         return total.to(loss_dtype(features))
 
     @torch.no_grad()
