@@ -103,8 +103,15 @@ class TrainerLoss:
             self.loss.to(logits.device)
         num_classes = logits.shape[-1]
         soft = labels.shape == logits.shape
-        if soft:
-            _refuse_several(labels)
+        # To look at the rows costs no more than Trainer's NaN filter.
+        off = (labels.sum(-1, dtype=torch.float64) - 1).abs().max().item() if soft else 0.0
+        if not off <= 1e-2:
+            raise InputError(
+                f"TrainerLoss: `labels` of the logits' shape {tuple(labels.shape)} are class "
+                f"probabilities, but a row's sum is off 1 by {off:.3g}. Several labels per example "
+                f"(problem_type='multi_label_classification') are another problem: train with its "
+                f"own loss, then adjust the logits by longtail.multilabel."
+            )
         losses: Tensor = self.loss(
             logits.reshape(-1, num_classes),
             labels.reshape(-1, num_classes) if soft else labels.reshape(-1),
@@ -181,15 +188,3 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
             epoch = self._begun
         self._begun += 1
         self.loss.weigh(self.weights if epoch >= self.start else None)
-
-
-def _refuse_several(labels: Tensor) -> None:
-    """Refuse rows of multi-label data; to look at them costs no more than Trainer's NaN filter."""
-    off = (labels.sum(dim=-1, dtype=torch.float64) - 1).abs().max().item()
-    if not off <= 1e-2:
-        raise InputError(
-            f"TrainerLoss: `labels` of the logits' shape {tuple(labels.shape)} are class "
-            f"probabilities, but a row's sum is off 1 by {off:.3g}. Several labels per example "
-            f"(problem_type='multi_label_classification') are another problem: train with its own "
-            f"loss, then adjust the logits by longtail.multilabel."
-        )

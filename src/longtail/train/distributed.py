@@ -88,17 +88,21 @@ class World:
 
         Returns shape (total, ...) in the examples' order on the first process; None elsewhere.
         """
+        if self.count == 1:
+            return rows.cpu().numpy()
         if not self.first:
             if len(rows):
                 distributed.send(rows.contiguous(), dst=0)
             return None
-        whole = np.empty((total, *rows.shape[1:]), rows[:0].cpu().numpy().dtype)
-        for rank in range(self.count):
+        own = rows.cpu().numpy()
+        whole = np.empty((total, *own.shape[1:]), own.dtype)
+        whole[:: self.count] = own
+        for rank in range(1, self.count):
             part = whole[rank :: self.count]
-            if rank and len(part):
-                rows = rows.new_empty(part.shape)
-                distributed.recv(rows, src=rank)
-            part[:] = rows.cpu().numpy()[: len(part)]
+            if len(part):
+                theirs = rows.new_empty(part.shape)
+                distributed.recv(theirs, src=rank)
+                part[:] = theirs.cpu().numpy()
         return whole
 
     def average_gradients(self, module: nn.Module) -> nn.Module:
