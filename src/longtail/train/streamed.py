@@ -27,7 +27,7 @@ from longtail import _checks, margins
 from longtail._checks import InputError, IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
-from longtail.data.streaming import ImageStream, evaluation_stream, planned_stream
+from longtail.data.streaming import evaluation_stream, planned_stream
 from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World
@@ -98,15 +98,7 @@ class Part(NamedTuple):
 
 
 class PixelNetwork(nn.Module):
-    """A network that normalises bytes on its device, with logits or a sampled loss as its result.
-
-    Args:
-        model: the network, with `features` and `fc`.
-        recipe: for the normalisation.
-        device: where it lives.
-        precision: ``float32`` or ``bfloat16``, of the features.
-        loss: of features, classifier weights and labels; None for logits.
-    """
+    """A network that normalises bytes on its device; its result are logits, or a sampled loss."""
 
     mean: Tensor
     std: Tensor
@@ -142,14 +134,6 @@ class PixelNetwork(nn.Module):
 
 class StreamedTraining:
     """A run whose images come from disk; it steps as `loop.Training` does.
-
-    Args:
-        planner: of the run.
-        data: the training set.
-        precision: ``float32`` or ``bfloat16``, of the network's features.
-        device: where this process trains.
-        world: the processes that share each batch.
-        how: see `Streaming`.
 
     Attributes:
         losses: the mean loss of each step of the epoch; of the global batches once `mean_losses`
@@ -400,26 +384,26 @@ def stream_logits(
 
     They are in the data's order, on the first process; the others get None.
     """
-    device = next(model.parameters()).device
-    network = PixelNetwork(model, recipe, device=device)
     with judging(model):
-        stream = centres(data, recipe, device=device, world=world, how=how)
-        found = [network(batch.images.to(device, non_blocking=True)) for batch in stream]
-        rows = torch.cat([torch.zeros(0, data.num_classes, device=device), *found])
+        rows = torch.cat([*stream_outputs(model, data, recipe, data.num_classes, world, how)])
     return world.gather(rows, len(data))
 
 
-def centres(
+def stream_outputs(
+    model: nn.Module,
     data: ListedImages,
     recipe: Recipe,
-    *,
-    device: torch.device,
-    world: World = ALONE,
-    how: Streaming | None = None,
-) -> ImageStream:
-    """The centres of this process's images, every `count`-th from its rank on, for evaluation."""
-    how = how or Streaming()
-    return evaluation_stream(
+    width: int,
+    world: World,
+    how: Streaming | None,
+) -> Iterator[Tensor]:
+    """A network's outputs of this width for the centres of every `count`-th image from its rank on.
+
+    Every process gets as many batches as the others, the last of which may be empty.
+    """
+    how, device = how or Streaming(), next(model.parameters()).device
+    network = PixelNetwork(model, recipe, device=device)
+    stream = evaluation_stream(
         data,
         batch_size=EVALUATED,
         view=CenterCrop(recipe.image_size, recipe.evaluation_resize),
@@ -429,6 +413,13 @@ def centres(
         prefetch=how.prefetch,
         pin_memory=device.type == "cuda",
     )
+    batches = iter(stream)
+    for _ in range(-(-len(data) // (world.count * EVALUATED))):
+        batch = next(batches, None)
+        if batch is None:
+            yield torch.zeros(0, width, device=device)
+        else:
+            yield network(batch.images.to(device, non_blocking=True))
 
 
 @contextmanager
