@@ -143,7 +143,16 @@ def joined(device: torch.device | str, *, patience: timedelta = PATIENCE) -> Ite
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # torchrun's
         yield World(device=device)
         return
-    device = _own_device(device)
+    if device.type == "cuda":
+        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if device.index is not None or local >= count:
+            raise InputError(
+                f"torchrun started process {local + 1} of this machine, which has {count} GPU(s), "
+                f"for {device}: each process takes a GPU of its own, so start at most {count} and "
+                f"leave the number out; choose among GPUs with CUDA_VISIBLE_DEVICES."
+            )
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
     world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
     _meet(device, patience)
     try:
@@ -163,21 +172,6 @@ def joined(device: torch.device | str, *, patience: timedelta = PATIENCE) -> Ite
             f"the reason ({said.splitlines()[0]})."
         ) from error
     distributed.destroy_process_group()
-
-
-def _own_device(device: torch.device) -> torch.device:
-    """The device that this process of its machine takes: GPU number LOCAL_RANK."""
-    if device.type != "cuda":
-        return device
-    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if device.index is not None or local >= count:
-        raise InputError(
-            f"torchrun started process {local + 1} of this machine, which has {count} GPU(s), for "
-            f"{device}: each process takes a GPU of its own, so start at most {count} and leave "
-            f"the number out; choose among GPUs with CUDA_VISIBLE_DEVICES."
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
 
 
 def _meet(device: torch.device, patience: timedelta) -> None:
