@@ -241,7 +241,7 @@ import os, signal, sys
 from longtail.train.streamed import StreamedTraining
 step = StreamedTraining.step
 def killed(self, size):
-    if self._planned == 2 and self.at == 1 and os.environ["RANK"] == "1":
+    if self.epoch == 2 and self.at == 1 and os.environ["RANK"] == "1":
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
     step(self, size)

@@ -256,10 +256,10 @@ def test_training_in_slices_is_training(processes):
 @pytest.mark.parametrize(
     ("criterion", "message"),
     [
-        (nn.CrossEntropyLoss(), "must be a loss of longtail.losses.*take SoftmaxLoss"),
         (losses.SoftmaxLoss(ClassPrior.uniform(10)), "has 10 classes but the head has 11"),
         (losses.PairwiseMarginLoss(Margin.from_matrix(np.zeros((11, 11)))), "is additive"),
         (losses.EqualizedThresholdLoss(PRIOR, threshold=0.1), "drops no competitors at random"),
+        (losses.LDAMLoss(PRIOR, label_smoothing=0.1), "label smoothing.*unlike 'ldam'"),
     ],
 )
 def test_losses_that_do_not_split_are_refused(criterion, message):

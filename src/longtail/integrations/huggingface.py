@@ -20,7 +20,6 @@ _checks.require("transformers", extra="hf")
 import torch
 from torch import Tensor
 from transformers.trainer_callback import TrainerCallback
-from transformers.trainer_utils import has_length
 
 from longtail.kernels._inputs import work_dtype
 from longtail.losses import PairwiseMarginLoss
@@ -103,8 +102,15 @@ class TrainerLoss:
             self.loss.to(logits.device)
         num_classes = logits.shape[-1]
         soft = labels.shape == logits.shape
-        if soft:
-            _refuse_several(labels)
+        # To look at the rows costs no more than Trainer's NaN filter.
+        off = (labels.sum(-1, dtype=torch.float64) - 1).abs().max().item() if soft else 0.0
+        if not off <= 1e-2:
+            raise InputError(
+                f"TrainerLoss: `labels` of the logits' shape {tuple(labels.shape)} are class "
+                f"probabilities, but a row's sum is off 1 by {off:.3g}. Several labels per example "
+                f"(problem_type='multi_label_classification') are another problem: train with its "
+                f"own loss, then adjust the logits by longtail.multilabel."
+            )
         losses: Tensor = self.loss(
             logits.reshape(-1, num_classes),
             labels.reshape(-1, num_classes) if soft else labels.reshape(-1),
@@ -133,8 +139,8 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
     on top of the loss's own. Cao et al. divide by the weights of each batch; here it is by their
     expectation, since a batch's own would change with gradient accumulation.
 
-    An epoch is a pass over the data, also of data without a length, such as an IterableDataset:
-    there the passes are counted, and a training can't be resumed.
+    An epoch is a pass over the data. Of data without a length, such as an IterableDataset, Trainer
+    does not know where a checkpoint was saved, and counts from 0 again after a break.
 
     Args:
         loss: the one that the Trainer has.
@@ -156,40 +162,13 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
         self.loss = loss
         prior = _checks.prior(prior, num_classes=len(loss.loss.alpha))
         self.weights = margins.class_balanced(prior, beta=beta).alpha
-        self._begun = 0
+        self.epoch = 0  # the coming one
 
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **rest: Any
-    ) -> None:
-        """Count epochs from 0; refuse to resume where nobody knows the epoch."""
-        self._begun = 0
-        if state.global_step and self.start and not has_length(train_dataloader):
-            raise InputError(
-                "DeferredReweighting: the training data have no length, so a checkpoint does "
-                "not say in which epoch it was saved; give the data set a `__len__`, or train "
-                "without a break."
-            )
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Begin with the epoch that Trainer is in, which it counts in floats of steps."""
+        self.epoch = math.floor((state.epoch or 0.0) + 1e-6)
 
-    def on_epoch_begin(
-        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **rest: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Weigh the classes or not, by the epoch alone, so that a resumed run goes on right."""
-        if has_length(train_dataloader):
-            # Trainer counts epochs in floats of steps.
-            epoch = math.floor((state.epoch or 0.0) + 1e-6)
-        else:  # and takes max_steps for the steps of an epoch whose length it does not know
-            epoch = self._begun
-        self._begun += 1
-        self.loss.weigh(self.weights if epoch >= self.start else None)
-
-
-def _refuse_several(labels: Tensor) -> None:
-    """Refuse rows of multi-label data; to look at them costs no more than Trainer's NaN filter."""
-    off = (labels.sum(dim=-1, dtype=torch.float64) - 1).abs().max().item()
-    if not off <= 1e-2:
-        raise InputError(
-            f"TrainerLoss: `labels` of the logits' shape {tuple(labels.shape)} are class "
-            f"probabilities, but a row's sum is off 1 by {off:.3g}. Several labels per example "
-            f"(problem_type='multi_label_classification') are another problem: train with its own "
-            f"loss, then adjust the logits by longtail.multilabel."
-        )
+        self.loss.weigh(self.weights if self.epoch >= self.start else None)
+        self.epoch += 1

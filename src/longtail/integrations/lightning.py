@@ -101,15 +101,13 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
         self._weighed = found
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Fill in the weights: a training that is resumed within an epoch does not start one."""
+        """Fill in the epoch's weights; a training resumed within an epoch does not start one."""
         weights = self.method.class_weights(
             self.prior, trainer.current_epoch, trainer.max_epochs or 0
         )
         self._weighed.weight.copy_(torch.ones(()) if weights is None else torch.as_tensor(weights))
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Fill in the weights of this epoch."""
-        self.on_train_start(trainer, pl_module)
+    on_train_epoch_start = on_train_start
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave the loss as it was, for whatever is done with it next."""
@@ -157,9 +155,10 @@ class LongTailMixin:
     _collected: list[_Examples]
     _collected_at: int | None = None  # the step of the last validation
     _width: int = 0
-    _told: dict[str, Any] | None = None  # what `record_run` was given
+    _told: Any = None  # what `record_run` was given
+    _folder: Any = None  # of the run
     _head: str | None = None
-    _writer: RunWriter | None = None
+    _writer: Any = None
     _losses: tuple[Any, int] = (0.0, 0)
     _latest_error: float | None = None
 
@@ -222,7 +221,7 @@ class LongTailMixin:
             effective_weight_and_bias(self.get_submodule(head))  # refuses what has no rows
         self._told = {"root": Path(root), "spec": spec, "prior": _checks.prior(prior), "data": data}
         self._told |= {"class_names": class_names, "force": force}
-        self._head = head
+        self._folder, self._head = Path(root) / spec.folder, head
 
     @property
     def _recording(self) -> bool:
@@ -253,6 +252,8 @@ class LongTailMixin:
         """Forget the batches of the evaluation before."""
         self._collected = []
 
+    on_test_epoch_start = on_validation_epoch_start
+
     def on_validation_epoch_end(self) -> None:
         """Log the balanced error."""
         if self.trainer.sanity_checking:
@@ -272,7 +273,7 @@ class LongTailMixin:
         if self._latest_error is not None:
             line["val_balanced_error"] = self._latest_error
         self._latest_error = None
-        self._first_process(lambda: self._writer.log(**line))  # type: ignore[union-attr]
+        self._first_process(lambda: self._writer.log(**line))
 
     def on_train_end(self) -> None:
         """Write the weights and the last validation's logits, and finish the run."""
@@ -285,10 +286,6 @@ class LongTailMixin:
                 "not those of the run's weights and are left out of the run folder."
             )
         self._first_process(lambda: self._finish_run(split))
-
-    def on_test_epoch_start(self) -> None:
-        """Forget the batches of the evaluation before."""
-        self._collected = []
 
     def on_test_epoch_end(self) -> None:
         """Log the balanced error, and add the logits to the run folder."""
@@ -337,17 +334,14 @@ class LongTailMixin:
     # The run folder; only the first process writes.
 
     def _open_run(self) -> None:
-        assert self._told is not None
-        spec, folder = self._told["spec"], self._told["root"] / self._told["spec"].folder
         device = str(getattr(self, "device", "cpu"))
-        if self.trainer.ckpt_path is not None and (folder / "run.json").exists():
-            self._writer = RunWriter.resume(folder, spec, device=device)
+        if self.trainer.ckpt_path is not None and (self._folder / "run.json").exists():
+            self._writer = RunWriter.resume(self._folder, self._told["spec"], device=device)
             self._writer.rewind_log(lambda line: line.get("epoch", 0) <= self.current_epoch)
         else:
             self._writer = RunWriter.create(**self._told, device=device)
 
     def _finish_run(self, split: _Examples | None) -> None:
-        assert self._writer is not None
         state = self.state_dict().items()
         self._writer.write_model({k: v for k, v in state if isinstance(v, Tensor)})
         if split is not None:
@@ -355,19 +349,18 @@ class LongTailMixin:
         self._writer.finish(parameters=sum(p.numel() for p in self.parameters()))
         self._writer = None
 
-    def _add_test(self, split: _Examples | None) -> None:
-        assert self._told is not None
-        assert split is not None
-        folder = self._told["root"] / self._told["spec"].folder
-        kept = Run.open(folder, verify=False).model()
+    def _add_test(self, split: Any) -> None:
+        kept = Run.open(self._folder, verify=False).model()
         for name, value in self.state_dict().items():
             if name not in kept or not np.array_equal(_checks.as_numpy(value), kept[name]):
                 raise InputError(
                     f"LongTailMixin: the weights under test are not those at the end of the "
-                    f"training that {folder} holds ({name} differs); test with the last weights, "
-                    f"trainer.test(module, ...), or leave record_run out."
+                    f"training that {self._folder} holds ({name} differs); test with the last "
+                    f"weights, trainer.test(module, ...), or leave record_run out."
                 )
-        self._write_split(RunWriter.reopen(folder), "test", split, replace=self._told["force"])
+        self._write_split(
+            RunWriter.reopen(self._folder), "test", split, replace=self._told["force"]
+        )
 
     def _write_split(
         self, writer: RunWriter, name: str, split: _Examples, *, replace: bool

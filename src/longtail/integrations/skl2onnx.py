@@ -15,21 +15,7 @@ import numpy as np
 from skl2onnx import update_registered_converter
 from skl2onnx._parse import _parse_sklearn, _parse_sklearn_classifier
 from skl2onnx._supported_operators import sklearn_operator_name_map
-from skl2onnx.algebra.onnx_ops import (
-    OnnxAdd,
-    OnnxArgMax,
-    OnnxArrayFeatureExtractor,
-    OnnxCast,
-    OnnxConcat,
-    OnnxGather,
-    OnnxLog,
-    OnnxMatMul,
-    OnnxMax,
-    OnnxMul,
-    OnnxNeg,
-    OnnxReshape,
-    OnnxSoftmax,
-)
+from skl2onnx.algebra import onnx_ops as ops
 from skl2onnx.common._registration import _converter_pool
 from skl2onnx.common.data_types import FloatTensorType
 from skl2onnx.common.shape_calculator import calculate_linear_classifier_output_shapes
@@ -75,28 +61,30 @@ def _shapes(operator: Any) -> None:
 def _convert(scope: Any, operator: Any, container: Any) -> None:
     """Add the nodes behind the inner estimator's scores."""
     model, opset = operator.raw_operator, {"op_version": container.target_opset}
-    logits = OnnxCast(operator.inputs[0], to=onnx_proto.TensorProto.FLOAT, **opset)
+    logits = ops.OnnxCast(operator.inputs[0], to=onnx_proto.TensorProto.FLOAT, **opset)
     if model._method == "predict_proba":
         least = np.array([SMALLEST_PROB], np.float32)
-        logits = OnnxLog(OnnxMax(logits, least, **opset), **opset)
+        logits = ops.OnnxLog(ops.OnnxMax(logits, least, **opset), **opset)
     elif len(model.classes_) == 2:  # the last column is the margin, if there are two
-        half = OnnxMul(logits, np.array([0.5], np.float32), **opset)
-        half = OnnxGather(half, np.array([-1]), axis=1, **opset)
-        logits = OnnxConcat(OnnxNeg(half, **opset), half, axis=1, **opset)
+        half = ops.OnnxMul(logits, np.array([0.5], np.float32), **opset)
+        half = ops.OnnxGather(half, np.array([-1]), axis=1, **opset)
+        logits = ops.OnnxConcat(ops.OnnxNeg(half, **opset), half, axis=1, **opset)
     label, probs = (variable.full_name for variable in operator.outputs)
     shift = model.adjustment_.astype(np.float32)[None]
-    scores = OnnxAdd(logits, shift, **opset)
-    probs = OnnxSoftmax(scores, axis=1, output_names=[probs], **opset)
+    scores = ops.OnnxAdd(logits, shift, **opset)
+    probs = ops.OnnxSoftmax(scores, axis=1, output_names=[probs], **opset)
     if model._costs is not None and model._costs.ndim == 2:
-        scores = OnnxNeg(OnnxMatMul(probs, model._costs.astype(np.float32), **opset), **opset)
+        scores = ops.OnnxNeg(
+            ops.OnnxMatMul(probs, model._costs.astype(np.float32), **opset), **opset
+        )
     elif model._costs is not None:
         costs = (model._tau * np.log(model._costs)).astype(np.float32)[None]
-        scores = OnnxAdd(scores, costs, **opset)
+        scores = ops.OnnxAdd(scores, costs, **opset)
     classes = model.classes_
     classes = classes.astype(np.int64 if classes.dtype.kind in "iub" else str)
-    best = OnnxArgMax(scores, axis=1, keepdims=0, **opset)
-    best = OnnxArrayFeatureExtractor(classes, best, **opset)
-    best = OnnxReshape(best, np.array([-1]), output_names=[label], **opset)
+    best = ops.OnnxArgMax(scores, axis=1, keepdims=0, **opset)
+    best = ops.OnnxArrayFeatureExtractor(classes, best, **opset)
+    best = ops.OnnxReshape(best, np.array([-1]), output_names=[label], **opset)
     probs.add_to(scope, container)
     best.add_to(scope, container)
 

@@ -64,11 +64,6 @@ def linear_cross_entropy(
         >>> linear_cross_entropy(features, weight, torch.tensor([0, 2]), criterion)  # log 3
         tensor(1.0986)
     """
-    if not isinstance(criterion, PairwiseMarginLoss):
-        raise InputError(
-            f"`criterion` must be a loss of longtail.losses, such as LogitAdjustedLoss(prior); got "
-            f"{type(criterion).__name__}."
-        )
     if criterion.whole_rows:
         raise InputError(
             "label smoothing, dense margins and EqualizedThresholdLoss need all logits at once: "
@@ -91,11 +86,20 @@ def linear_cross_entropy(
         divisor = counted(target, criterion.weight, ignored).sum().to(work)
     functional = torch._C._are_functorch_transforms_active()
     if reduction == "none" or hidden.dtype == torch.float16 or functional:
+
+        def of_rows(hidden: Tensor, target: Tensor) -> Tensor:
+            logits = F.linear(hidden, weight, bias)
+            return family_loss(criterion, logits.to(work), target, None, "none")
+
         # The logits are computed again in the backward pass; under torch.compile checkpoints are
         # out of the question.
-        whole = functional or torch.compiler.is_compiling()
-        rows = _of_rows if whole else _in_chunks
-        losses = rows(criterion, hidden, weight, bias, target)
+        if functional or torch.compiler.is_compiling():
+            losses = of_rows(hidden, target)
+        else:
+            chunks = (torch.split(t, chunk_rows(hidden, weight)) for t in (hidden, target))
+            pairs = zip(*chunks, strict=True)
+            found = [checkpoint(of_rows, *pair, use_reentrant=False) for pair in pairs]
+            losses = torch.cat(found)
         loss = losses if reduction == "none" else losses.sum() / divisor
     else:
         (alpha, margin, lower), w = criterion.parts(), criterion.weight
@@ -119,34 +123,6 @@ def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
 
 def _by_kernel(logits: Tensor) -> bool:
     return available(logits.device) and logits.is_cuda and logits.dtype in kernel.DTYPES
-
-
-def _of_rows(
-    criterion: PairwiseMarginLoss,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-) -> Tensor:
-    """Return the losses of the rows, in float32 at least."""
-    logits = F.linear(hidden, weight, bias)
-    return family_loss(criterion, logits.to(work_dtype(logits)), target, None, "none")
-
-
-def _in_chunks(
-    criterion: PairwiseMarginLoss,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-) -> Tensor:
-    """Return the losses of the rows, by operations that autograd knows."""
-    size = chunk_rows(hidden, weight)
-    losses = [
-        checkpoint(_of_rows, criterion, h, weight, bias, y, use_reentrant=False)
-        for h, y in zip(torch.split(hidden, size), torch.split(target, size), strict=True)
-    ]
-    return torch.cat(losses)
 
 
 _SCHEMA = (

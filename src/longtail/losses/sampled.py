@@ -174,19 +174,12 @@ class SampledSoftmaxLoss(MarginModule):
         sampled: Tensor | None = None,
     ) -> Tensor:
         """Return the loss with a fresh draw, or with one of `draw`; shapes as in the function."""
-        classes = self.num_classes
-        if weight.shape[0] != classes or (bias is not None and bias.shape != (classes,)):
-            came = "no bias" if bias is None else f"`bias` {tuple(bias.shape)}"
+        if weight.shape[0] != self.num_classes:
             raise InputError(
-                f"`q` and `margin` have {classes} classes, so `weight` must have {classes} rows, "
-                f"and `bias` one value per class; `weight` has shape {tuple(weight.shape)}, {came}."
+                f"`weight` must have a row for each of the {self.num_classes} classes of `q`; its "
+                f"shape is {tuple(weight.shape)}."
             )
         sampled = self.draw() if sampled is None else sampled.to(features.device).long()
-        if sampled.ndim != 1 or len(sampled) == 0:
-            raise InputError(
-                f"`sampled` must hold at least one class index, shape (m,); its shape is "
-                f"{tuple(sampled.shape)}."
-            )
         check_labels(target, len(features), of="features")
         target, work = target.long(), work_dtype(features)
         index = target.masked_fill(target == self.ignore_index, 0)

@@ -9,7 +9,6 @@ every function is a formality. Every wait for another process ends after `PATIEN
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import secrets
 import time
@@ -31,6 +30,8 @@ from longtail.runs.folder import RunError
 # launcher to end them before they tell it too.
 _GRACE = 2.0
 PATIENCE = timedelta(minutes=10)
+# How torch's backends speak of a lost neighbour where they raise no error of a kind of its own.
+_LOST = ("gloo", "connection closed", "connection reset", "broken pipe", "nccl")
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ class World:
     def sum_(self, values: Tensor) -> Tensor:
         """Add up a tensor over the processes, in place; everyone gets the sum."""
         if self.count > 1:
-            with lost_neighbors():
-                distributed.all_reduce(values)
+            distributed.all_reduce(values)
         return values
 
     def send_(self, tensor: Tensor) -> None:
@@ -72,23 +72,16 @@ class World:
         if self.count > 1:
             # A part of a larger tensor can't be sent as it is, nor can GPUs send the host's.
             whole = tensor.to(self.device).contiguous()
-            with lost_neighbors():
-                distributed.broadcast(whole, src=0)
+            distributed.broadcast(whole, src=0)
             if whole is not tensor:
                 tensor.copy_(whole)
 
     def tell(self, value: Any = None) -> Any:
-        """The first process's value, for everyone; it must be JSON."""
-        if self.count == 1:
-            return value
-        content = json.dumps(value).encode() if self.first else b""
-        size = torch.tensor([len(content)], device=self.device)
-        self.send_(size)
-        text = torch.zeros(int(size), dtype=torch.uint8, device=self.device)
-        if self.first:
-            text.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        self.send_(text)
-        return json.loads(bytes(text.cpu().numpy()))
+        """The first process's value, for everyone; no one goes on before it is told."""
+        told = [value]
+        if self.count > 1:
+            distributed.broadcast_object_list(told, src=0, device=self.device)
+        return told[0]
 
     def gather(self, rows: Tensor, total: int) -> NDArray[Any] | None:
         """Put together what the processes computed for every `count`-th example from their rank on.
@@ -97,24 +90,20 @@ class World:
         """
         if self.count == 1:
             return rows.cpu().numpy()
-        with lost_neighbors():
-            if not self.first:
-                if len(rows):
-                    distributed.send(rows.contiguous(), dst=0)
-                return None
-            whole = np.empty((total, *rows.shape[1:]), rows.cpu().numpy().dtype)
-            whole[:: self.count] = rows.cpu().numpy()
-            for rank in range(1, self.count):
-                size = len(range(rank, total, self.count))
-                if size:
-                    theirs = rows.new_empty((size, *rows.shape[1:]))
-                    distributed.recv(theirs, src=rank)
-                    whole[rank :: self.count] = theirs.cpu().numpy()
+        if not self.first:
+            if len(rows):
+                distributed.send(rows.contiguous(), dst=0)
+            return None
+        own = rows.cpu().numpy()
+        whole = np.empty((total, *own.shape[1:]), own.dtype)
+        whole[:: self.count] = own
+        for rank in range(1, self.count):
+            part = whole[rank :: self.count]
+            if len(part):
+                theirs = rows.new_empty(part.shape)
+                distributed.recv(theirs, src=rank)
+                part[:] = theirs.cpu().numpy()
         return whole
-
-    def wait(self) -> None:
-        """Go on when all processes are here."""
-        self.sum_(torch.zeros(1, device=self.device)).item()  # a GPU would only queue it
 
     def average_gradients(self, module: nn.Module) -> nn.Module:
         """The module, whose backward pass averages gradients over the processes.
@@ -154,33 +143,35 @@ def joined(device: torch.device | str, *, patience: timedelta = PATIENCE) -> Ite
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # torchrun's
         yield World(device=device)
         return
-    device = _own_device(device)
+    if device.type == "cuda":
+        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if device.index is not None or local >= count:
+            raise InputError(
+                f"torchrun started process {local + 1} of this machine, which has {count} GPU(s), "
+                f"for {device}: each process takes a GPU of its own, so start at most {count} and "
+                f"leave the number out; choose among GPUs with CUDA_VISIBLE_DEVICES."
+            )
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
     world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
     _meet(device, patience)
     try:
         yield world
-    except Exception:
+    except Exception as error:
         if not world.first:
             time.sleep(_GRACE)
         if device.type == "cpu":  # a GPU may wait there for a process that is gone
             distributed.destroy_process_group()
-        raise
+        cause = error.__cause__ or error  # of NCCL's, another error may have been made
+        said = str(cause) or repr(cause)
+        lost = isinstance(cause, RuntimeError) and any(word in said.lower() for word in _LOST)
+        if not lost and not isinstance(cause, distributed.DistError):
+            raise
+        raise RunError(
+            f"another process of this training stopped, so this one can't go on; what it said is "
+            f"the reason ({said.splitlines()[0]})."
+        ) from error
     distributed.destroy_process_group()
-
-
-def _own_device(device: torch.device) -> torch.device:
-    """The device that this process of its machine takes: GPU number LOCAL_RANK."""
-    if device.type != "cuda":
-        return device
-    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if device.index is not None or local >= count:
-        raise InputError(
-            f"torchrun started process {local + 1} of this machine, which has {count} GPU(s), for "
-            f"{device}: each process takes a GPU of its own, so start at most {count} and leave "
-            f"the number out; choose among GPUs with CUDA_VISIBLE_DEVICES."
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
 
 
 def _meet(device: torch.device, patience: timedelta) -> None:
@@ -240,22 +231,3 @@ def _fresh(store: Any, rank: int, count: int, patience: timedelta) -> Any:
             return PrefixStore(f"longtail/{part}", store)
         time.sleep(0.02)
     raise TimeoutError("timed out")
-
-
-# How torch's backends speak of a lost neighbour where they raise no error of a kind of its own.
-_LOST = ("gloo", "connection closed", "connection reset", "broken pipe", "nccl")
-
-
-@contextmanager
-def lost_neighbors() -> Iterator[None]:
-    """Turn the errors of a lost process, or of waiting too long for one, into one line."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error).lower()
-        if not isinstance(error, distributed.DistError) and not any(w in text for w in _LOST):
-            raise
-        raise RunError(
-            f"another process of this training stopped, so this one can't go on; what it said is "
-            f"the reason ({(str(error) or repr(error)).splitlines()[0]})."
-        ) from error

@@ -10,20 +10,19 @@ are to be saved, come to the first process a batch at a time.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from longtail.data.lists import ListedImages
-from longtail.train.distributed import ALONE, World, lost_neighbors
+from longtail.train.distributed import ALONE, World
 from longtail.train.recipe import Recipe
 from longtail.train.sharded_head import ShardedHead, gather_slices, local
-from longtail.train.streamed import EVALUATED, PixelNetwork, Streaming, centres, judging
+from longtail.train.streamed import EVALUATED, Streaming, judging, stream_outputs
 
 
 def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
@@ -35,7 +34,7 @@ def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     model.fc = nn.Identity()
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     mesh = _mesh(world, device)
-    with torch.random.fork_rng(devices=[]), lost_neighbors():  # it draws a start of its own first
+    with torch.random.fork_rng(devices=[]):  # it draws a start of its own first
         model.fc = ShardedHead.from_linear(fc, mesh=mesh, batch="split", device=device)
     return model
 
@@ -65,8 +64,9 @@ def sharded_predictions(
     They are in the data's order, on the first process; the others get None.
     """
     head: Any = model.fc
-    with judging(model), lost_neighbors():
-        found = [head.predict(features) for features in _features(model, data, recipe, world, how)]
+    with judging(model):
+        outputs = stream_outputs(without_head(model), data, recipe, head.in_features, world, how)
+        found = [head.predict(features) for features in outputs]
     return world.gather(torch.cat(found), len(data))
 
 
@@ -82,8 +82,9 @@ def sharded_logits(
     head: Any = model.fc
     examples = len(data)
     whole = np.empty((examples, data.num_classes), np.float32) if world.first else None
-    with judging(model), lost_neighbors():
-        for number, features in enumerate(_features(model, data, recipe, world, how)):
+    with judging(model):
+        outputs = stream_outputs(without_head(model), data, recipe, head.in_features, world, how)
+        for number, features in enumerate(outputs):
             columns = gather_slices(head.sliced(local(head(features)).t().contiguous()))
             if whole is not None and columns is not None:
                 # The examples of all processes, process after process.
@@ -91,19 +92,3 @@ def sharded_logits(
                 ranks = [range(rank, examples, world.count)[batch] for rank in range(world.count)]
                 whole[[row for rows in ranks for row in rows]] = columns.t().numpy()
     return whole
-
-
-def _features(
-    model: nn.Module, data: ListedImages, recipe: Recipe, world: World, how: Streaming | None
-) -> Iterator[Tensor]:
-    """The features of this process's images, in as many batches as every other process has."""
-    device = next(model.parameters()).device
-    trunk = PixelNetwork(without_head(model), recipe, device=device)
-    batches = iter(centres(data, recipe, device=device, world=world, how=how))
-    width: Any = model.fc.in_features  # type: ignore[union-attr]
-    for _ in range(-(-len(data) // (world.count * EVALUATED))):
-        batch = next(batches, None)  # none for those with one image less than the first process
-        if batch is None:
-            yield torch.zeros(0, width, device=device)
-        else:
-            yield trunk(batch.images.to(device, non_blocking=True))

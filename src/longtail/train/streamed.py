@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -27,10 +27,10 @@ from longtail import _checks, margins
 from longtail._checks import InputError, IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
-from longtail.data.streaming import Batch, ImageStream, evaluation_stream, planned_stream
+from longtail.data.streaming import evaluation_stream, planned_stream
 from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
 from longtail.train.augment import normalize
-from longtail.train.distributed import ALONE, World, lost_neighbors
+from longtail.train.distributed import ALONE, World
 from longtail.train.loop import begin_epoch, make_criteria, new_network, training_state
 from longtail.train.optimizers import make_optimizer, set_rate
 from longtail.train.plan import EpochPlan, Planner, stream_seed
@@ -98,15 +98,7 @@ class Part(NamedTuple):
 
 
 class PixelNetwork(nn.Module):
-    """A network that normalises bytes on its device, with logits or a sampled loss as its result.
-
-    Args:
-        model: the network, with `features` and `fc`.
-        recipe: for the normalisation.
-        device: where it lives.
-        precision: ``float32`` or ``bfloat16``, of the features.
-        loss: of features, classifier weights and labels; None for logits.
-    """
+    """A network that normalises bytes on its device; its result are logits, or a sampled loss."""
 
     mean: Tensor
     std: Tensor
@@ -143,14 +135,6 @@ class PixelNetwork(nn.Module):
 class StreamedTraining:
     """A run whose images come from disk; it steps as `loop.Training` does.
 
-    Args:
-        planner: of the run.
-        data: the training set.
-        precision: ``float32`` or ``bfloat16``, of the network's features.
-        device: where this process trains.
-        world: the processes that share each batch.
-        how: see `Streaming`.
-
     Attributes:
         losses: the mean loss of each step of the epoch; of the global batches once `mean_losses`
             was called, before that this process's part of them.
@@ -159,7 +143,7 @@ class StreamedTraining:
 
     on_disk = True
     block = 1  # steps whose batches are made at once
-    teachers, beside, active, graphs = None, None, nullcontext, MappingProxyType[int, Any]({})
+    beside, active, graphs = None, nullcontext, MappingProxyType[int, Any]({})
 
     def __init__(
         self,
@@ -180,14 +164,14 @@ class StreamedTraining:
         self.criterion.reduction = "sum"
         self.sampled: SampledSoftmaxLoss | None = None
         self.sharded = recipe.classifier == "sharded"
-        network = trunk = new_network(recipe, data, seed=planner.seed)
+        self.model = trunk = new_network(recipe, data, seed=planner.seed)
         if self.sharded:
             from longtail.train.sharded import shard, without_head
 
-            network = shard(network, world, self.device)
-            trunk = without_head(network)  # what a step calls is whole in every process
+            shard(self.model, world, self.device)
+            trunk = without_head(self.model)  # what a step calls is whole in every process
         else:
-            network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if recipe.sampled_classes:
             # Classes are drawn once for each global batch, whatever a process's share and parts.
             self.sampled = SampledSoftmaxLoss(
@@ -200,7 +184,6 @@ class StreamedTraining:
                 generator=self.generators[0],
             ).to(self.device)
             self.sampled.class_weight = self.criterion.weight  # the tensor that an epoch's go into
-        self.model = network
         module = PixelNetwork(
             trunk, recipe, precision=precision, device=self.device, loss=self.sampled
         )
@@ -219,34 +202,22 @@ class StreamedTraining:
             on_error=self.how.on_error,
             pin_memory=on_gpu,
         )
-        self.rates = torch.zeros(len(self.batch_sizes), device=self.device)
-        self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.losses = torch.zeros(len(self.batch_sizes), dtype=torch.float64, device=self.device)
         self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._planned, self.plans = -1, list[EpochPlan]()
-        self.at = 0  # the step that comes next
+        self.plans: list[EpochPlan] = []
+        self.epoch, self.at = -1, 0  # and the step that comes next
         self._parts: list[Part] = []
         self._waiting: list[Part] = []
 
-    def __len__(self) -> int:
-        return 1
-
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
-        self.look_ahead(epoch)
-        self.rates.copy_(self.plans[0].rates)
+        self.epoch, self.plans = epoch, [self.planner.plan(epoch)]
         begin_epoch([self.planner], self.plans, self.criteria, self.generators, epoch)
-        self.number.zero_()
         self.losses.zero_()
         self.model.train(not self.recipe.freeze_backbone)
         self._left_out = self.stream.skipped.total()
         self._read(epoch, self.plans[0].images.rows.numpy())
         self._waiting = self._fetch(0)
-
-    def look_ahead(self, epoch: int) -> None:
-        """Make an epoch's plan; crops are drawn where images are decoded."""
-        if self._planned != epoch:
-            self._planned, self.plans = epoch, [self.planner.plan(epoch)]
 
     def prepare(self, number: int) -> None:
         """Before step `number`: take what was fetched for it."""
@@ -261,62 +232,54 @@ class StreamedTraining:
     def step(self, size: int) -> None:
         """One step on this process's part of the next `size` examples."""
         self.optimizer.zero_grad(set_to_none=True)
-        total = self.world.sum_(torch.stack([self._weight(part) for part in self._parts]).sum())
-        drawn, place = self._draw(size), self.world.share(size).start
+        weight = torch.stack([self._weight(part) for part in self._parts]).sum()
+        total = self.world.sum_(weight)
+        drawn = None  # over the global batch
+        if self.sampled is not None:
+            drawn = self.sampled.draw()
+        elif isinstance(self.criterion, EqualizedThresholdLoss):
+            classes = self.data.num_classes
+            drawn = self.criterion.draw(torch.empty(size, classes, device=self.device))
         for number, part in enumerate(self._parts):
             # Gradients stay here until the last part of a step has added its own.
             sent = self.world.count == 1 or number + 1 == len(self._parts)
-            with lost_neighbors(), nullcontext() if sent else self._averaged.no_sync():  # type: ignore[operator]
-                loss = self._sum(part, number, drawn, place) / total
+            with nullcontext() if sent else self._averaged.no_sync():  # type: ignore[operator]
+                loss = self._sum(part, number, drawn) / total
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self.at] += loss.detach()
-            place += len(part.labels)
-        rate = self.rates.index_select(0, self.number)
-        set_rate(self.optimizer, rate, known=float(self.plans[0].rates[self.at]))
+        set_rate(self.optimizer, self.plans[0].rates[self.at : self.at + 1])
         self.optimizer.step()
-        self.number += 1
         self._parts = []
         self._waiting = self._fetch(self.at + 1)  # while the device works
 
-    def _draw(self, size: int) -> Tensor | None:
-        """Draw what the loss needs for a step, over the global batch."""
-        if self.sampled is not None:
-            return self.sampled.draw()
-        if isinstance(self.criterion, EqualizedThresholdLoss):
-            like = torch.empty(size, self.data.num_classes, device=self.device)
-            return self.criterion.draw(like)
-        return None
-
-    def _sum(self, part: Part, number: int, drawn: Tensor | None, place: int) -> Tensor:
-        """This process's part of the sum of losses; those of all processes add up to the sum.
-
-        `number` counts the process's parts of the step, `place` the images of the global batch.
-        """
+    def _sum(self, part: Part, number: int, drawn: Tensor | None) -> Tensor:
+        """This process's part of the sum of losses; those of all processes add up to the sum."""
         images, labels, counts = part
+        size = self.batch_sizes[self.at]
         if self.sharded:  # each process knows the sum of all, and takes an equal share of it
             if not counts:
                 labels = torch.full_like(labels, self.criterion.ignore_index)
             rows = None
             if self.how.on_error == "stop":  # how many each process has is known
-                size, everyone = self.batch_sizes[self.at], range(self.world.count)
-                worlds = [replace(self.world, rank=rank) for rank in everyone]
-                rows = [len(self._places(0, size, other)[number]) for other in worlds]
+                everyone = range(self.world.count)
+                rows = [len(self._places(0, size, rank)[number]) for rank in everyone]
             fc: Any = self.model.fc
             whole = fc.loss(self.call(images), labels, self.criterion, rows=rows)
             return cast(Tensor, whole / self.world.count)
         if self.sampled is not None:
             return counts * cast(Tensor, self.call(images, labels, drawn))
-        own = {} if drawn is None else {"dropped": drawn[place : place + len(labels)]}
-        return counts * cast(Tensor, self.criterion(self.call(images), labels, **own))
+        if drawn is not None:
+            place = self.world.share(size).start
+            place += sum(len(before.labels) for before in self._parts[:number])
+            drawn = drawn[place : place + len(labels)]
+        return counts * cast(Tensor, self.criterion(self.call(images), labels, dropped=drawn))
 
     def _weight(self, part: Part) -> Tensor:
         """The part's share of the mean's denominator, as torch has it: class weights count."""
         weight = self.criterion.weight
-        if weight is None:
-            count = part.counts * len(part.labels)
-            return torch.full((), count, dtype=torch.float64, device=self.device)
-        return part.counts * weight.gather(0, part.labels).double().sum()
+        of_each = torch.ones_like(part.labels) if weight is None else weight.gather(0, part.labels)
+        return part.counts * of_each.double().sum()
 
     def _read(self, epoch: int, rows: IntArray) -> None:
         """Start to read an epoch, in pieces of each part of each step."""
@@ -324,7 +287,7 @@ class StreamedTraining:
         batches: list[tuple[IntArray, IntArray]] = []
         first = 0
         for size in self.batch_sizes:
-            parts = self._places(first, size, self.world)
+            parts = self._places(first, size, self.world.rank)
             pieces = [np.array_split(part, -(-len(part) // _PIECE)) for part in parts]
             self._layout.append([len(of_part) for of_part in pieces])
             batches += [(rows[piece], piece) for of_part in pieces for piece in of_part]
@@ -332,13 +295,13 @@ class StreamedTraining:
         self.stream.set_plan(epoch, batches)
         self._batches = iter(self.stream)
 
-    def _places(self, first: int, size: int, world: World) -> list[IntArray]:
+    def _places(self, first: int, size: int, rank: int) -> list[IntArray]:
         """The places in the epoch that a process takes of a batch, a micro-batch at a time."""
-        mine = world.share(size)
+        mine = World(rank, self.world.count).share(size)
         places = first + np.arange(mine.start, mine.stop)
         # As many parts in every process as the largest share needs. A part without images looks
         # at the batch's first and gives it no weight, since every process must take part.
-        largest = -(-size // world.count)
+        largest = -(-size // self.world.count)
         parts = np.array_split(places, -(-largest // self.how.micro_batch))
         return [part if len(part) else np.array([first]) for part in parts]
 
@@ -347,11 +310,15 @@ class StreamedTraining:
         if number >= len(self._layout):
             return []
         share, found = self.world.share(self.batch_sizes[number]), list[Part]()
-        for at, pieces in enumerate(self._layout[number]):
-            counts = float(at < share.stop - share.start)  # images lie in the first parts
-            got = [next(self._batches) for _ in range(pieces)]
+        for at, count in enumerate(self._layout[number]):
+            pieces = [next(self._batches) for _ in range(count)]
             with nullcontext() if self._copies is None else torch.cuda.stream(self._copies):
-                found.append(Part(*_copied(got, self.device), counts))
+                images, labels = (
+                    torch.cat([values.to(self.device, non_blocking=True) for values in column])
+                    for column in list(zip(*pieces, strict=True))[:2]
+                )
+            # Images lie in the first parts.
+            found.append(Part(images, labels, counts=float(at < share.stop - share.start)))
         return found
 
     def mean_losses(self) -> list[float]:
@@ -384,10 +351,9 @@ class StreamedTraining:
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self.sharded:
             return tensors
-        from longtail.train.sharded_head import gather_all
+        from longtail.train.sharded_head import full_state_dict
 
-        with lost_neighbors():
-            return gather_all(tensors)
+        return full_state_dict(tensors)
 
     def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's tensors in place; the first process has them, for everyone."""
@@ -395,8 +361,7 @@ class StreamedTraining:
             if hasattr(value, "to_local"):  # a DTensor
                 from longtail.train.sharded_head import scatter_slices
 
-                with lost_neighbors():
-                    scatter_slices(value, tensors.get(name))
+                scatter_slices(value, tensors.get(name))  # type: ignore[arg-type]
                 continue
             if self.world.first:
                 value.copy_(tensors[name])
@@ -405,24 +370,6 @@ class StreamedTraining:
     def network(self, member: int = 0) -> nn.Module:
         """The network with its weights as they are now."""
         return self.model
-
-
-def _copied(pieces: list[Batch], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The pieces as one on the device, copied without waiting."""
-    count, like = sum(len(piece.labels) for piece in pieces), pieces[0].images
-    images = torch.empty(
-        (count, *like.shape[1:]),
-        dtype=like.dtype,
-        device=device,
-        memory_format=torch.channels_last,
-    )
-    labels, at = torch.empty(count, dtype=torch.int64, device=device), 0
-    for piece in pieces:
-        here = slice(at, at + len(piece.labels))
-        images[here].copy_(piece.images, non_blocking=True)
-        labels[here].copy_(piece.labels, non_blocking=True)
-        at = here.stop
-    return images, labels
 
 
 def stream_logits(
@@ -437,26 +384,26 @@ def stream_logits(
 
     They are in the data's order, on the first process; the others get None.
     """
-    device = next(model.parameters()).device
-    network = PixelNetwork(model, recipe, device=device)
     with judging(model):
-        stream = centres(data, recipe, device=device, world=world, how=how)
-        found = [network(batch.images.to(device, non_blocking=True)) for batch in stream]
-        rows = torch.cat([torch.zeros(0, data.num_classes, device=device), *found])
+        rows = torch.cat([*stream_outputs(model, data, recipe, data.num_classes, world, how)])
     return world.gather(rows, len(data))
 
 
-def centres(
+def stream_outputs(
+    model: nn.Module,
     data: ListedImages,
     recipe: Recipe,
-    *,
-    device: torch.device,
-    world: World = ALONE,
-    how: Streaming | None = None,
-) -> ImageStream:
-    """The centres of this process's images, every `count`-th from its rank on, for evaluation."""
-    how = how or Streaming()
-    return evaluation_stream(
+    width: int,
+    world: World,
+    how: Streaming | None,
+) -> Iterator[Tensor]:
+    """A network's outputs of this width for the centres of every `count`-th image from its rank on.
+
+    Every process gets as many batches as the others, the last of which may be empty.
+    """
+    how, device = how or Streaming(), next(model.parameters()).device
+    network = PixelNetwork(model, recipe, device=device)
+    stream = evaluation_stream(
         data,
         batch_size=EVALUATED,
         view=CenterCrop(recipe.image_size, recipe.evaluation_resize),
@@ -466,6 +413,13 @@ def centres(
         prefetch=how.prefetch,
         pin_memory=device.type == "cuda",
     )
+    batches = iter(stream)
+    for _ in range(-(-len(data) // (world.count * EVALUATED))):
+        batch = next(batches, None)
+        if batch is None:
+            yield torch.zeros(0, width, device=device)
+        else:
+            yield network(batch.images.to(device, non_blocking=True))
 
 
 @contextmanager

@@ -154,6 +154,9 @@ def _check_many_classes(
         obstacles["the backbone is frozen"] = recipe.freeze_backbone
         few = f"there are {processes} processes for {images.num_classes} classes"
         obstacles[few] = processes > images.num_classes
+        lowered = "label smoothing is for losses that leave the target's own logit alone"
+        moves = method.criterion(images.prior).parts()[2] is not None
+        obstacles[f"{lowered}, unlike {method.loss!r}"] = method.label_smoothing > 0 and moves
     else:
         obstacles["label smoothing needs all classes"] = method.label_smoothing > 0
     for obstacle, present in obstacles.items():
