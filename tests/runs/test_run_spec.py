@@ -118,10 +118,9 @@ def test_a_missing_field_is_refused_and_a_missing_default_filled():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: make_spec(seed=-1), "`seed` must be a whole number, at least 0; got -1"),
+        (lambda: make_spec(seed=-1), "`seed` must be at least 0; got -1"),
         (lambda: make_spec(dataset="../etc"), "since folders are named after them; got '../etc'"),
-        (lambda: DataSpec("a", "exp", 0.5), "imbalance_ratio` must be a number, at least 1; got"),
-        (lambda: Part("a", {"x": float("nan")}), "must be finite numbers, text"),
+        (lambda: DataSpec("a", "exp", 0.5), "imbalance_ratio` must be at least 1; got"),
     ],
 )
 def test_bad_specs_say_why(build, message):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longtail import _checks
-from longtail._checks import InputError
 from longtail.data.decoding import PhotoError, Progress, in_threads
 from longtail.data.large import KINDS, LARGE, find_sources
 from longtail.data.lists import Problem
@@ -125,11 +124,6 @@ def check_data(
     _checks.require("PIL", extra="train")
     path = Path(name)
     if name in DATASETS or (path.is_file() and path.suffix.lower() not in (".txt", ".json")):
-        if root is not None or workers is not None or quick:
-            raise InputError(
-                f"{name} is read as a whole; root, workers and quick (--root, --workers, --quick) "
-                f"are for data sets of many files."
-            )
         data = load(name, data_dir=data_dir, progress=progress)  # which refuses what is wrong
         images = {"train": len(data.train), "test": len(data.test)}
         taken, number = time.monotonic() - started, data.train.num_classes
@@ -137,22 +131,15 @@ def check_data(
             data.spec.name, images, number, files=sum(images.values()), seconds=taken
         )
     sources = find_sources(name, data_dir=data_dir, root=root)
-    trees = sources.are_trees
-    if data_dir is not None and name not in LARGE:
-        raise InputError(f"{name} is a path; data_dir (--data-dir) is where data sets by name are.")
-    if root is not None and trees:
-        raise InputError(
-            f"{name} is a folder of images; root (--root) is what the paths of lists start from."
-        )
-    listings = sources.listings()
+    trees, listings = sources.are_trees, sources.listings
     # One list by itself needs no test set.
-    problems = sources.problems(listings, splits=name in LARGE or not path.is_file())
+    problems = sources.problems(splits=name in LARGE or not path.is_file())
     labels = {split: set(listing.labels.tolist()) for split, listing in listings.items()}
     absent = {}
     if not problems and sources.known is None:  # in a published data set that is a problem
         for split in [split for split in labels if split != "train"]:
-            names = enumerate(sources.class_names(listings))
-            absent[split] = [each for label, each in names if label not in labels[split]]
+            lacking = enumerate(sources.class_names)
+            absent[split] = [each for label, each in lacking if label not in labels[split]]
     astray = "is in no class folder; move it into one, or remove it"
     problems += [Problem("stray", str(image), astray) for image in sources.stray()]
     split_of: dict[str, str] = {}

@@ -10,11 +10,10 @@ import io
 import json
 import pickle
 import tarfile
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ from longtail._checks import InputError
 from longtail.data.images import ImageSet
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """Names and layout of an official archive."""
 
     title: str
@@ -82,8 +80,8 @@ def read_cifar(path: Path | str, *, name: str) -> tuple[ImageSet, ImageSet]:
     Returns:
         (training set, test set); images are 3 x 32 x 32. Labels of CIFAR-100 are the fine ones.
     """
-    archive = ARCHIVES[_checks.choice(name, list(ARCHIVES), name="name")]
-    path, wanted = Path(path), (*archive.train, archive.test, archive.meta)
+    archive, path = ARCHIVES[name], Path(path)
+    wanted = (*archive.train, archive.test, archive.meta)
     contents: dict[str, Any] = {}
     try:
         if path.is_dir():
@@ -96,8 +94,13 @@ def read_cifar(path: Path | str, *, name: str) -> tuple[ImageSet, ImageSet]:
                     if folder == archive.folder and file in wanted and member.isreg():
                         contents[file] = _unpickled(tar.extractfile(member).read())  # type: ignore[union-attr]
         names = tuple(name.decode() for name in contents[archive.meta][archive.prefix + b"_names"])
-        train = _image_set([contents[file] for file in archive.train], archive, names)
-        test = _image_set([contents[archive.test]], archive, names)
+        parts = []
+        for some in (archive.train, (archive.test,)):
+            batches = [contents[file] for file in some]
+            pixels = np.concatenate([np.asarray(batch[b"data"]) for batch in batches])
+            labels = np.concatenate([batch[archive.prefix + b"s"] for batch in batches])
+            labels = _checks.labels(labels, name="labels", num_classes=archive.num_classes)
+            parts.append(ImageSet(pixels.reshape(-1, 3, 32, 32), labels, names))
     except FileNotFoundError:
         raise
     except Exception as error:  # damaged bytes can fail in any way at all
@@ -106,14 +109,7 @@ def read_cifar(path: Path | str, *, name: str) -> tuple[ImageSet, ImageSet]:
             f"{path} {what} {str(error).rstrip('.')}; download {archive.url} again (its MD5 is "
             f"{archive.md5})."
         ) from error
-    return train, test
-
-
-def _image_set(batches: list[Any], archive: Archive, names: tuple[str, ...]) -> ImageSet:
-    pixels = np.concatenate([np.asarray(batch[b"data"]) for batch in batches])
-    labels = np.concatenate([batch[archive.prefix + b"s"] for batch in batches])
-    target = _checks.labels(labels, name="labels", num_classes=archive.num_classes)
-    return ImageSet(pixels.reshape(-1, 3, 32, 32), target, names)
+    return parts[0], parts[1]
 
 
 class _Unpickler(pickle.Unpickler):
