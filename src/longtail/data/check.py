@@ -34,16 +34,12 @@ class CheckResult:
         images: by split, how many entries its list has that can be used as such.
         classes: how many different labels the training set has.
         problems: in the order of `KINDS`, then as they were met.
-        absent: by split that judges, the classes it has no images of: training takes it, and
-            judges by the others.
+        absent: by split that judges, the classes it has no images of.
         files: how many different files the lists name, there or not.
-        sizes: the (height, width) that occur, rising, in class folders without lists: where there
-            are several, only training that crops can take them. Empty for lists.
-        colored: in class folders without lists, the first image in colour of each split that has
-            any: where one of train and test is all grey, only training that crops takes them.
-        transparent: likewise the first with transparency, which only training that crops takes.
-        turned: the images that are to be shown turned or mirrored, as their EXIF data say;
-            training takes their pixels as they are stored.
+        sizes: the (height, width) that occur, rising; this and the next two of class folders only.
+        colored: by split, the first image in colour.
+        transparent: by split, the first image with transparency.
+        turned: the images that are to be shown turned or mirrored, as their EXIF data say.
         quick: whether only the files' headers were read.
         seconds: how long it took.
     """
@@ -113,9 +109,10 @@ def check_data(
     """Go through all lists and all images of a data set on disk.
 
     Args:
-        name: see `large.find_sources`; or what `load` takes whole, by reading it.
-        data_dir: see there.
-        root: see there.
+        name: what `load` takes whole, which is read; else this, `data_dir` and `root` as in
+            `large.find_sources`.
+        data_dir: where the lists are.
+        root: where the images are.
         workers: threads that decode; by default as many as there are cores.
         quick: read only the header of each image.
         progress: called with (images done, images in all, text).

@@ -23,18 +23,25 @@ from longtail.data.images import ImageSet
 
 
 class Archive(NamedTuple):
-    """Names and layout of an official archive."""
+    """Layout of an official archive, and where it is published."""
 
-    title: str
-    file: str
-    md5: str
+    num_classes: int
     folder: str
     train: tuple[str, ...]  # in the official order
     test: str
     meta: str  # of the class names
     prefix: bytes  # of the keys of labels and names
-    num_classes: int
-    hub: str  # its name on the Hugging Face hub
+    md5: str
+
+    @property
+    def title(self) -> str:
+        """The data set as its authors write it."""
+        return f"CIFAR-{self.num_classes}"
+
+    @property
+    def file(self) -> str:
+        """Name of the archive."""
+        return f"cifar-{self.num_classes}-python.tar.gz"
 
     @property
     def url(self) -> str:
@@ -42,43 +49,22 @@ class Archive(NamedTuple):
         return f"https://www.cs.toronto.edu/~kriz/{self.file}"
 
 
+_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+_MD5 = ("c58f30108f718f92721af3b95e74349a", "eb9058c3a382ffc7106e4002c42a8d85")
 ARCHIVES = {
     "cifar10": Archive(
-        title="CIFAR-10",
-        file="cifar-10-python.tar.gz",
-        md5="c58f30108f718f92721af3b95e74349a",
-        folder="cifar-10-batches-py",
-        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
-        test="test_batch",
-        meta="batches.meta",
-        prefix=b"label",
-        num_classes=10,
-        hub="uoft-cs/cifar10",
+        10, "cifar-10-batches-py", _BATCHES, "test_batch", "batches.meta", b"label", _MD5[0]
     ),
     "cifar100": Archive(
-        title="CIFAR-100",
-        file="cifar-100-python.tar.gz",
-        md5="eb9058c3a382ffc7106e4002c42a8d85",
-        folder="cifar-100-python",
-        train=("train",),
-        test="test",
-        meta="meta",
-        prefix=b"fine_label",
-        num_classes=100,
-        hub="uoft-cs/cifar100",
+        100, "cifar-100-python", ("train",), "test", "meta", b"fine_label", _MD5[1]
     ),
 }
 
 
 def read_cifar(path: Path | str, *, name: str) -> tuple[ImageSet, ImageSet]:
-    """Read the training and the test set, in the official order.
+    """Read the training and the test set of ``cifar10`` or ``cifar100``, in the official order.
 
-    Args:
-        path: the archive (.tar.gz), or the folder that it unpacks to.
-        name: ``cifar10`` or ``cifar100``.
-
-    Returns:
-        (training set, test set); images are 3 x 32 x 32. Labels of CIFAR-100 are the fine ones.
+    `path` is the archive or the folder that it unpacks to. Labels of CIFAR-100 are the fine ones.
     """
     archive, path = ARCHIVES[name], Path(path)
     wanted = (*archive.train, archive.test, archive.meta)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from longtail._checks import InputError
 from longtail.data.lists import (
@@ -42,21 +43,13 @@ KINDS = {
 """Every kind of problem that a data set on disk can have, in the order of a report."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """The files and sizes of a published data set.
-
-    Attributes:
-        title: as its authors write it.
-        num_classes: L.
-        files: by split, the names its list goes by, the most usual first.
-        sizes: images by split.
-    """
+class Known(NamedTuple):
+    """A published data set."""
 
     title: str
     num_classes: int
-    files: Mapping[str, tuple[str, ...]]
-    sizes: Mapping[str, int]
+    files: Mapping[str, tuple[str, ...]]  # by split, the names its list goes by
+    sizes: Mapping[str, int]  # images by split
 
 
 def _lists(stem: str) -> dict[str, tuple[str, ...]]:
@@ -88,19 +81,12 @@ LARGE: dict[str, Known] = {
 
 @dataclass(frozen=True, eq=False)
 class ListedData:
-    """A training set on disk, the test set that belongs to it, and perhaps a validation set.
-
-    Attributes:
-        train: what training sees.
-        test: what `evaluate` sees.
-        val: for choosing anything, or None.
-        stray: images beside the class folders of a split, which are in none of the sets.
-    """
+    """A training set on disk, the test set that belongs to it, and perhaps a validation set."""
 
     train: ListedImages
     test: ListedImages
     val: ListedImages | None
-    stray: tuple[Path, ...] = ()
+    stray: tuple[Path, ...] = ()  # images beside the class folders, which are in none of the sets
 
     @property
     def spec(self) -> DataSpec:
@@ -110,21 +96,13 @@ class ListedData:
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of a data set's splits.
+    """The files of a data set's splits: lists, competition files, or folders of class folders."""
 
-    Attributes:
-        name: what records call it.
-        files: by split, a list, a competition file, or a folder ``<class>/<image>``.
-        root: the image root of lists.
-        names: by split, what may be there.
-        known: what it must hold, for a published data set.
-    """
-
-    name: str
-    files: Mapping[str, Path]
-    root: Path
-    names: Mapping[str, tuple[str, ...]]
-    known: Known | None = None
+    name: str  # what records call it
+    files: Mapping[str, Path]  # by split
+    root: Path  # the image root of lists
+    names: Mapping[str, tuple[str, ...]]  # by split, what may be there
+    known: Known | None = None  # what it must hold, for a published data set
 
     @property
     def are_trees(self) -> bool:
@@ -146,27 +124,30 @@ class Sources:
         return found
 
     @property
+    def _named(self) -> tuple[str, ...] | None:
+        """The classes as the training set calls them; a published data set's have numbers."""
+        named = self.known is None and "train" in self.listings
+        return self.listings["train"].class_names if named else None
+
+    @property
     def num_classes(self) -> int:
         """How many classes there are: published, named by the training set, or counted."""
         if self.known is not None:
             return self.known.num_classes
-        if "train" in self.listings and (names := self.listings["train"].class_names) is not None:
-            return len(names)
+        if self._named is not None:
+            return len(self._named)
         return max(int(part.labels.max(initial=-1)) + 1 for part in self.listings.values())
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The classes of sound listings, as they are called or by their numbers."""
-        names = self.listings["train"].class_names if "train" in self.listings else None
-        numbered = names is None or self.known is not None
-        return tuple(map(str, range(self.num_classes))) if numbered else names  # type: ignore[return-value]
+        return self._named or tuple(map(str, range(self.num_classes)))
 
     def problems(self, *, splits: bool = True, judges_differ: bool = True) -> list[Problem]:
         """Return what the lists alone show to be wrong.
 
-        Args:
-            splits: whether it must have a training set and a test set.
-            judges_differ: whether the validation set may share no image with the test set.
+        With `splits` it must have a training set and a test set; with `judges_differ` the
+        validation set may share no image with the test set.
         """
         if not self.root.is_dir():
             raise InputError(
@@ -251,8 +232,8 @@ def find_sources(
 def _present(folder: Path, files: Mapping[str, tuple[str, ...]]) -> dict[str, Path]:
     """Return the lists that are there, by split."""
     there = {split: [folder / name for name in names] for split, names in files.items()}
-    found = {split: [path for path in paths if path.is_file()] for split, paths in there.items()}
-    return {split: paths[0] for split, paths in found.items() if paths}
+    found = {split: next(filter(Path.is_file, paths), None) for split, paths in there.items()}
+    return {split: path for split, path in found.items() if path is not None}
 
 
 def load_listed(
@@ -266,14 +247,11 @@ def load_listed(
     """Load a large data set, as lists of files that are read when they are needed.
 
     Args:
-        name: see `find_sources`.
-        data_dir: see there.
-        root: see there.
+        name: of the data set; this, `data_dir` and `root` as in `find_sources`.
+        data_dir: where the lists are.
+        root: where the images are.
         verify: refuse a data set by name that hasn't the published number of images.
         check_files: refuse lists that name files which are not there.
-
-    Returns:
-        The splits, all with the training set's classes.
     """
     sources = find_sources(name, data_dir=data_dir, root=root)
     if not verify:

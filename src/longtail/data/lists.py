@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ class ListedImages(Labeled):
     def missing_files(self) -> IntArray:
         """Return the positions whose file is not there, by one look into each folder."""
         folders = [os.path.split(path) for path in np.asarray(self.paths).tolist()]
-        inside = dict.fromkeys((folder for folder, _ in folders), set[bytes]())
+        inside = {folder: set[bytes]() for folder, _ in folders}
         for folder in inside:
             place = os.path.join(os.fsencode(self.root), folder)
             if os.path.isdir(place):
@@ -102,34 +102,18 @@ class ListedImages(Labeled):
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with a data set.
+    """Something wrong with a data set: the rule, and what came instead."""
 
-    Attributes:
-        kind: ``line``, ``label``, ``duplicate``, ``missing`` and so on; see `large.KINDS`.
-        where: the file, or the list and its line.
-        detail: the rule, and what came instead.
-    """
-
-    kind: str
-    where: str
+    kind: str  # one of `large.KINDS`
+    where: str  # the file, or the list and its line
     detail: str
 
 
-@dataclass(frozen=True, eq=False)
-class Listing:
-    """The sound entries of a list, and what is wrong with the others.
+class Listing(NamedTuple):
+    """The sound entries of a list, and what is wrong with the others."""
 
-    Attributes:
-        source: the list, competition file or folder.
-        root: the folder that the paths start from.
-        paths: one per entry.
-        labels: shape (entries,).
-        problems: in the order of the list.
-        class_names: where the source has some.
-    """
-
-    source: Path
-    root: Path
+    source: Path  # the list, competition file or folder
+    root: Path  # the folder that the paths start from
     paths: list[str]
     labels: IntArray
     problems: list[Problem]

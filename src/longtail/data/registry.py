@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.data.cifar import ARCHIVES, read_cifar, verify_official
@@ -196,7 +194,7 @@ def _read_cifar(
     archive = ARCHIVES[base]
     how = (
         f"To get it, put {archive.url} into that folder, or the parquet files of "
-        f"huggingface.co/datasets/{archive.hub} into its sub-folder {base}, or a file made by: "
+        f"huggingface.co/datasets/uoft-cs/{base} into its sub-folder {base}, or a file made by: "
         f"longtail data freeze {asked.name} --dev {5000 // archive.num_classes} --out FILE.parquet"
     )
     given = data_dir if data_dir is not None else os.environ.get(VARIABLE)

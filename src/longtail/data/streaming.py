@@ -169,7 +169,7 @@ class ImageStream:
 
     Args:
         data: what to stream.
-        requests: the batches of an epoch, anew in each iteration.
+        requests: an iterable of `Request`, the batches of an epoch, anew in each iteration.
         view: the crop.
         seed: of the crops.
         workers: processes that decode; by default this process's share of the cores. With 0
@@ -186,7 +186,7 @@ class ImageStream:
     def __init__(
         self,
         data: ListedImages,
-        requests: _Sampled | list[Request],
+        requests: Any,
         *,
         view: View,
         seed: int,
@@ -199,14 +199,14 @@ class ImageStream:
         self.workers = default_workers() if workers is None else workers
         self.on_error = _checks.choice(on_error, ("stop", "skip"), name="on_error")
         self.data, self.skipped = data, Counter[int]()
-        self._requests: Any = requests
+        self._requests = requests
         parallel: dict[str, Any] = {}
         if self.workers:
             parallel = {"prefetch_factor": prefetch, "persistent_workers": True}
             parallel |= {"timeout": _WAIT_SECONDS, "worker_init_fn": _end_with_parent}
         self._loader: DataLoader[Any] = DataLoader(
             _Decoder(data, view, seed),
-            batch_sampler=self._requests,
+            batch_sampler=requests,
             num_workers=self.workers,
             collate_fn=_unchanged,  # a request is answered with a batch
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,

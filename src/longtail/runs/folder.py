@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import shlex
 import shutil
 import sys
@@ -51,12 +50,9 @@ class UnfinishedRunError(RunError):
 
 
 class SplitLogits(NamedTuple):
-    """Logits of a split, as `Run.logits` returns them.
+    """Logits of a split, shape (examples, num_classes), and each example's label.
 
-    Attributes:
-        logits: shape (examples, num_classes).
-        target: labels, shape (examples,), int64.
-        indices: each example's position in its data set, or None if that was not recorded.
+    `indices` are the examples' positions in their data set, or None if that was not recorded.
     """
 
     logits: NDArray[Any]
@@ -65,12 +61,7 @@ class SplitLogits(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The last layer, as far as weight normalization needs it.
-
-    Attributes:
-        norms: Euclidean norm of each class's weights, shape (num_classes,).
-        bias: shape (num_classes,), or None if the layer has none.
-    """
+    """The last layer's Euclidean norm of each class's weights, and its bias if it has one."""
 
     norms: NDArray[Any]
     bias: NDArray[Any] | None
@@ -78,11 +69,6 @@ class Head(NamedTuple):
 
 def logits_file(split: str) -> str:
     """Return the name of the file that holds a split's logits."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", split):
-        raise InputError(
-            f"`split` must be a name of small letters, digits, dashes and underscores, such as "
-            f"'test' or 'held-out'; got {split!r}."
-        )
     return f"logits-{split}.safetensors"
 
 
@@ -102,14 +88,14 @@ def _read_record(folder: Path) -> dict[str, Any]:
         )
     try:
         record: dict[str, Any] = files.read_json(path)
-        newer, whole = record["format"] > FORMAT, record.get("checksum") == seal(record)["checksum"]
+        if record["format"] > FORMAT:
+            raise RunError(
+                f"it has format {record['format']}, which is newer than this longtail reads "
+                f"({FORMAT}); run: pip install --upgrade longtail"
+            )
+        whole = record.get("checksum") == seal(record)["checksum"]
     except (ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{path} was edited or damaged: {error}") from error
-    if newer:
-        raise RunError(
-            f"{folder} has format {record['format']}, which is newer than this longtail reads "
-            f"({FORMAT}); run: pip install --upgrade longtail"
-        )
+        raise RunError(f"{path} can't be read: {error}") from error
     if not whole:
         raise RunError(
             f"{path} was edited after it was written (its checksum does not match); "
@@ -246,12 +232,8 @@ def _log_lines(folder: Path) -> list[bytes]:
 def run_folders(root: Path | str) -> list[Path]:
     """Return every run folder at or up to two levels below `root`, or its folder ``runs``, by name.
 
-    Args:
-        root: a run folder, a data set's folder, a folder of runs, or one that has a folder
-            ``runs`` in it, as `longtail demo` leaves it.
-
-    Returns:
-        Paths, finished or not, readable or not; `Run.open` says which.
+    So `root` may be a run folder, a data set's folder, a folder of runs, or one that has a folder
+    ``runs`` in it, as `longtail demo` leaves it. Runs may be unfinished or unreadable.
     """
     root = Path(root)
     if not root.is_dir():
@@ -265,13 +247,7 @@ def run_folders(root: Path | str) -> list[Path]:
 
 
 def find_runs(root: Path | str, *, verify: bool = True, unfinished: bool = False) -> list[Run]:
-    """Open the finished runs below a folder, in order of their folders' names.
-
-    Args:
-        root: as in `run_folders`.
-        verify: as in `Run.open`.
-        unfinished: also those that were interrupted.
-    """
+    """Open the finished runs that `run_folders` finds, in its order; options as in `Run.open`."""
     found = [Run.open(folder, verify=verify, unfinished=True) for folder in run_folders(root)]
     return [run for run in found if run.finished or unfinished]
 
@@ -293,10 +269,10 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
         raise InputError("`runs` is empty; at least one run is needed.")
     first, seen = opened[0], dict[str, Run]()
     for run in opened:
-        other_classes = run.prior.num_classes != first.prior.num_classes
-        if other_classes or run.data != first.data:
+        how = "were trained on different data" if run.data != first.data else ""
+        if run.prior.num_classes != first.prior.num_classes:
             how = "have different numbers of classes"
-            how = how if other_classes else "were trained on different data"
+        if how:
             lines = [s for s in first.spec.difference(run.spec) if s.startswith("dataset.")]
             detail = f" ({'; '.join(lines)})" if lines else ""
             raise RunError(
@@ -306,9 +282,9 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
             if name not in run.splits:
                 run.logits(name)  # says what is missing and how to make it
             other = seen.setdefault(name, run)
-            mine, theirs = run.record["splits"][name], other.record["splits"][name]
-            both = None not in (mine["data"], theirs["data"])
-            if mine["target"] != theirs["target"] or (both and mine["data"] != theirs["data"]):
+            mine, theirs = (one.record["splits"][name] for one in (run, other))
+            images = {mine["data"], theirs["data"]} - {None}
+            if mine["target"] != theirs["target"] or len(images) > 1:
                 way_out = f"judge both again with `longtail evaluate RUN --split {name} --force`"
                 if name == "held-out":
                     way_out = "compare runs of one held-out part"
@@ -433,13 +409,8 @@ class RunWriter:
     def resume(cls, folder: Path | str, spec: RunSpec, *, device: str = "cpu") -> RunWriter:
         """Take up an interrupted run of the same spec.
 
-        Files that were written stay; temporary leftovers of a killed writer are removed. Which
-        log lines to keep is for the caller to say, see `rewind_log`.
-
-        Args:
-            folder: the run's folder.
-            spec: must decide the same result as the run's own.
-            device: what it runs on now.
+        Files that were written stay; which log lines to keep is for the caller to say, see
+        `rewind_log`. `device` is what it runs on now.
         """
         folder = Path(folder)
         record = _read_record(folder)
@@ -563,14 +534,11 @@ class RunWriter:
         self._save(files={**self._record["files"], MODEL: digest})
 
     def finish(self, *, seconds: float | None = None, **facts: Any) -> Run:
-        """Declare the run finished.
+        """Declare the run finished, and open it.
 
         Args:
             seconds: training time; without it, the time since this writer was made.
             facts: anything else worth recording, such as ``parameters=464154``.
-
-        Returns:
-            The finished run.
         """
         listed = dict(self._record["files"])
         if lines := _log_lines(self.folder):
