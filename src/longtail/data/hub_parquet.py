@@ -36,22 +36,15 @@ def read_hub_parquet(
     size: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> ImageSet:
-    """Read the images and labels of one split, in the files' order.
+    """Read the images and labels of one split, from its file or its files in order.
 
-    Args:
-        paths: its file, or its files in order.
-        size: (height, width) that every image must have; that of the first image if None.
-        progress: called with (images done, images in all, text).
-
-    Returns:
-        The set. Classes are named by their numbers if the files give no names.
+    Every image must have the `size` (height, width), or that of the first one. Classes are named
+    by their numbers if the first file gives no names.
     """
     several = [paths] if isinstance(paths, Path | str) else paths
-    tables = [_read_table(Path(path)) for path in several]
-    if any(names != tables[0][1] for _, names in tables):
-        raise InputError(f"{paths} name their classes differently; they are not one data set.")
-    table = _checks.require("pyarrow", extra="train").concat_tables([table for table, _ in tables])
-    return _image_set(table, tables[0][1], str(paths), size, progress)
+    tables, names = zip(*[_read_table(Path(path)) for path in several], strict=True)
+    table = _checks.require("pyarrow", extra="train").concat_tables(tables)
+    return _image_set(table, names[0], str(paths), size, progress)
 
 
 def _image_set(
@@ -228,12 +221,7 @@ def read_frozen(path: Path | str) -> LongTailedData:
 
 
 def read_record(path: Path | str) -> dict[str, Any]:
-    """Return what a frozen file says about itself, without decoding its images.
-
-    Returns:
-        The record: `spec`, `class_names`, and for each of the `splits` its number of
-        `examples`, `image_shape`, `pixel_range` and `fingerprint`.
-    """
+    """Return what `freeze` wrote into a file about it, without decoding its images."""
     pa = _checks.require("pyarrow", extra="train")
     parquet = _checks.require("pyarrow.parquet", extra="train")
     record: dict[str, Any] = {}

@@ -33,10 +33,6 @@ class Labeled:
     num_classes: int
     counts: IntArray
 
-    def _count(self) -> None:
-        self.__dict__["num_classes"] = len(self.class_names)
-        self.__dict__["counts"] = np.bincount(self.labels, minlength=len(self.class_names))
-
     @property
     def prior(self) -> ClassPrior:
         """Class frequencies of these examples."""
@@ -80,8 +76,9 @@ class ImageSet(Labeled):
             )
         if len(self.images) != len(self.labels):
             raise InputError(f"{len(self.images)} images but {len(self.labels)} labels.")
-        self.__dict__["image_shape"], self.__dict__["is_embeddings"] = shape[1:], embeddings
-        self._count()
+        self.__dict__.update(image_shape=shape[1:], is_embeddings=embeddings)
+        classes = len(self.class_names)
+        self.__dict__.update(num_classes=classes, counts=np.bincount(self.labels, None, classes))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -66,7 +66,7 @@ class ListedImages(Labeled):
         self.__dict__["labels"] = _checks.labels(self.labels, name="labels", num_classes=classes)
         if len(self.paths) != len(self.labels):
             raise InputError(f"there are {len(self.paths)} paths but {len(self.labels)} labels.")
-        self._count()
+        self.__dict__.update(num_classes=classes, counts=np.bincount(self.labels, None, classes))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -254,11 +254,11 @@ class ImageStream:
             raise ChildProcessError(
                 errno.ECHILD,
                 f"a worker process that decodes images died, or gave no batch within "
-                f"{_WAIT_SECONDS:.0f} s ({text.splitlines()[-1].rstrip('. ')}). If the machine ran "
-                f"out of memory, or of shared memory in /dev/shm, enlarge it (docker run "
-                f"--shm-size=8g), or use fewer workers, a smaller prefetch or smaller batches; "
-                f"workers=0 decodes without other processes; and beside a GPU or several processes "
-                f'a script must keep what it does under `if __name__ == "__main__":`',
+                f"{_WAIT_SECONDS:.0f} s ({text.splitlines()[-1].rstrip('. ')}). If memory or "
+                f"/dev/shm ran out, enlarge it (docker run --shm-size=8g), or use fewer workers, a "
+                f"smaller prefetch or smaller batches; workers=0 decodes without other processes; "
+                f"and beside a GPU or several processes a script must keep what it does under "
+                f'`if __name__ == "__main__":`',
             ) from error
 
     def _leave_out(self, batch: Batch, failures: list[tuple[int, str]]) -> None:

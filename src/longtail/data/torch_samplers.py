@@ -52,20 +52,10 @@ class DistributedClassSampler(DistributedSampler[int]):
         rank: int | None = None,
         drop_last: bool = True,
     ) -> None:
-        if not isinstance(sampler, ClassSampler):
-            raise InputError(
-                f"`sampler` must be a ClassSampler; got {type(sampler).__name__}. Make one from "
-                f"the labels: ClassSampler(labels, rule='class-balanced')."
-            )
-        count, rank = processes(num_replicas, rank)
-        if drop_last and len(sampler) < count:
-            raise InputError(
-                f"the epoch has {len(sampler)} examples for {count} processes, so "
-                f"drop_last=True leaves nothing; pass drop_last=False."
-            )
+        num_replicas, rank = processes(num_replicas, rank)
         # torch's sampler asks its data set only for its length.
         given: Any = sampler
-        super().__init__(given, count, rank, False, sampler.seed, drop_last)
+        super().__init__(given, num_replicas, rank, False, sampler.seed, drop_last)
         self.sampler = sampler
         # Positions in the epoch of all processes together.
         self._start = 0  # where the next iteration begins

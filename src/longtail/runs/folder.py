@@ -370,9 +370,6 @@ class RunWriter:
                 "`prior` must carry the numbers of training examples; make it with "
                 "ClassPrior.from_counts or .from_labels."
             )
-        names = None if class_names is None else [str(name) for name in class_names]
-        if names is not None and len(names) != len(counts):
-            raise InputError(f"`class_names` has {len(names)} names for {len(counts)} classes.")
         known: dict[str, Any] = {"counts": counts.tolist()}
         if not np.array_equal(counts / counts.sum(), prior.probs):  # smoothed
             known["probs"] = prior.probs.tolist()
@@ -382,7 +379,7 @@ class RunWriter:
             "spec": spec.to_json(),
             "prior": known,
             "data": str(data),
-            "class_names": names,
+            "class_names": None if class_names is None else list(map(str, class_names)),
             "command": command,
             **_machine(device),
             "created": _now(),
@@ -556,7 +553,7 @@ class RunWriter:
 
     def _save(self, **changes: Any) -> None:
         record = seal({**self._record, **changes})
-        files.write_json(self.folder / RECORD, record)
+        files.write_bytes(self.folder / RECORD, files.json_bytes(record))
         self._record = record
 
 

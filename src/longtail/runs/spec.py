@@ -99,7 +99,7 @@ class _Document:
             low, high = _RANGES.get(f.name, (0, 0))
             if low < high and value is not None and not low <= value < high:
                 rule = f"at least {low}" + (f" and below {high}" if high < math.inf else "")
-                raise InputError(f"RunSpec: `{f.name}` must be {rule}; got {value!r}.")
+                raise InputError(f"`{f.name}` must be {rule}; got {value!r}.")
             self.__dict__[f.name] = value
 
     @classmethod
