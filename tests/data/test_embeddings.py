@@ -98,7 +98,7 @@ def spoiled(array, row, value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"features": spoiled(FEATURES, 13, np.nan)}, "features` must be finite, but row 13"),
+        ({"features": spoiled(FEATURES, 13, np.nan)}, "features: row 13 has a NaN"),
         ({"labels": LABELS[:39]}, "one for each of the 40 rows of features"),
         ({"test_labels": np.array(["ant"] * 6 + ["fly"])}, "row 6 of test_labels .* 'fly', which"),
         ({"labels": np.eye(40)}, "whole numbers or names"),

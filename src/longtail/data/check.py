@@ -106,16 +106,10 @@ def check_data(
     quick: bool = False,
     progress: Progress | None = None,
 ) -> CheckResult:
-    """Go through all lists and all images of a data set on disk.
+    """Go through all lists and all images of a data set on disk, or read what `load` takes whole.
 
-    Args:
-        name: what `load` takes whole, which is read; else this, `data_dir` and `root` as in
-            `large.find_sources`.
-        data_dir: where the lists are.
-        root: where the images are.
-        workers: threads that decode; by default as many as there are cores.
-        quick: read only the header of each image.
-        progress: called with (images done, images in all, text).
+    `name`, `data_dir` and `root` are as in `large.find_sources`. By default as many threads as
+    there are cores decode; `quick` reads only the header of each image.
     """
     started = time.monotonic()
     _checks.require("PIL", extra="train")
@@ -128,7 +122,7 @@ def check_data(
             data.spec.name, images, number, files=sum(images.values()), seconds=taken
         )
     sources = find_sources(name, data_dir=data_dir, root=root)
-    trees, listings = sources.are_trees, sources.listings
+    listings = sources.listings
     # One list by itself needs no test set.
     problems = sources.problems(splits=name in LARGE or not path.is_file())
     labels = {split: set(listing.labels.tolist()) for split, listing in listings.items()}
@@ -145,22 +139,22 @@ def check_data(
             split_of.setdefault(os.path.join(listing.root, entry), split)
     listed = sorted(split_of)  # folder after folder, so that disks that turn needn't seek
 
-    def check(start: int) -> list[PhotoError | Header]:
-        return [check_photo(file, quick=quick) for file in listed[start : start + _CHUNK]]
+    def check(start: int) -> list[tuple[str, PhotoError | Header]]:
+        return [(file, check_photo(file, quick=quick)) for file in listed[start : start + _CHUNK]]
 
-    done, good = 0, list[tuple[str, Header]]()
+    done, good = 0, dict[str, Header]()
     for chunk in in_threads(check, range(0, len(listed), _CHUNK), threads=workers):
-        for file, found in zip(listed[done : done + _CHUNK], chunk, strict=True):
+        for file, found in chunk:
             if isinstance(found, PhotoError):
                 problems.append(Problem(found.kind, file, found.reason))
             else:
-                good.append((file, found))
-        done += len(chunk)
+                good[file] = found
+        done = min(done + _CHUNK, len(listed))
         if progress is not None:
             progress(done, len(listed), "headers" if quick else "images")
-    turned = [file for file, header in good if header.turned]
-    good = good if trees else []
-    first_of = [(split_of[file], file, header) for file, header in reversed(good)]
+    turned = [file for file, header in good.items() if header.turned]
+    headers = good if sources.are_trees else {}
+    first_of = [(split_of[file], file, header) for file, header in reversed(headers.items())]
     return CheckResult(
         sources.name,
         images={split: len(listing.paths) for split, listing in listings.items()},
@@ -168,7 +162,7 @@ def check_data(
         problems=sorted(problems, key=lambda problem: list(KINDS).index(problem.kind)),
         absent={split: lacking for split, lacking in absent.items() if lacking},
         files=len(listed),
-        sizes=sorted({(header.height, header.width) for _, header in good}),
+        sizes=sorted({(header.height, header.width) for header in headers.values()}),
         colored={split: file for split, file, header in first_of if not header.grey},
         transparent={split: file for split, file, header in first_of if header.transparent},
         turned=turned,

@@ -86,16 +86,10 @@ def decode_images(
     size: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Pixels:
-    """Decode images of one size.
+    """Decode images of one size, from encoded bytes (of `where`, in messages) or files.
 
-    Args:
-        sources: encoded bytes, or files.
-        where: what the bytes are from, for messages.
-        size: (height, width) that every image must have; that of the first one if None.
-        progress: called with (images done, images in all, text).
-
-    Returns:
-        Shape (images, channels, height, width): one channel if all images are grey, else three.
+    Returns shape (images, channels, height, width): one channel if all are grey, else three.
+    Every image must have the `size` (height, width), or that of the first one.
 
     Examples:
         >>> from PIL import Image

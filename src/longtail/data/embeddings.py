@@ -132,7 +132,9 @@ def _checked(
         features = features.astype(np.float32)
     rows = max(1, _BLOCK // (4 * features.shape[1]))
     for start in range(0, len(features), rows):
-        _checks.all_finite(features[start : start + rows], name=where, first_row=start)
+        bad = ~np.isfinite(features[start : start + rows]).all(1)
+        if bad.any():
+            raise InputError(f"{where}: row {start + int(bad.argmax())} has a NaN or an infinity.")
     labels = labels.astype(str) if labels.dtype.kind in "US" else labels.astype(np.int64)
     return features[:, :, None, None], labels
 

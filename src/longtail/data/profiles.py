@@ -35,12 +35,7 @@ def profile_counts(
         array([500, 500,   5,   5])
     """
     _checks.choice(profile, PROFILES, name="profile")
-    ratio = _checks.positive(imbalance_ratio, name="imbalance_ratio")
-    if ratio < 1:
-        raise InputError(
-            f"`imbalance_ratio` is the largest class over the smallest, at least 1; "
-            f"got {ratio:g}; did you mean {1 / ratio:g}?"
-        )
+    ratio = check_ratio(imbalance_ratio)
     if profile == "step":
         whole = num_classes // 2
         sizes = [largest] * whole + [largest / ratio] * (num_classes - whole)
@@ -56,6 +51,17 @@ def profile_counts(
             f"lower the imbalance ratio to {max(counts)} or less."
         )
     return np.array(counts, dtype=np.int64)
+
+
+def check_ratio(value: Any) -> float:
+    """Return an imbalance ratio: a finite number, at least 1."""
+    ratio = _checks.positive(value, name="imbalance_ratio")
+    if ratio < 1:
+        raise InputError(
+            f"`imbalance_ratio` is the largest class over the smallest, at least 1; "
+            f"got {ratio:g}; did you mean {1 / ratio:g}?"
+        )
+    return ratio
 
 
 def read_counts(path: Path | str) -> IntArray:

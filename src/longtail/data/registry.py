@@ -21,7 +21,7 @@ from longtail.data.embeddings import is_embeddings, read_embeddings
 from longtail.data.hub_parquet import read_frozen, read_hub_parquet, read_record
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.large import VARIABLE, find_sources
-from longtail.data.profiles import PROFILES, fit_counts, natural_counts, read_counts
+from longtail.data.profiles import PROFILES, check_ratio, fit_counts, natural_counts, read_counts
 from longtail.data.subsets import make_long_tailed
 from longtail.runs import DataSpec
 from longtail.runs.spec import POOL
@@ -89,7 +89,7 @@ def load(
             )
         sizes = read_counts(counts) if isinstance(counts, str | Path) else natural_counts(counts)
         profile, settings = NATURAL, {"counts": sizes.tolist()}
-    ratio = None if imbalance_ratio is None else float(imbalance_ratio)
+    ratio = None if imbalance_ratio is None else check_ratio(imbalance_ratio)
     label, path = str(name) if name in DATASETS else "any", Path(name)
     asked = DataSpec(label, profile, ratio, seed, settings=settings)
     if name == "digits-lt":

@@ -205,7 +205,7 @@ class ImageStream:
             parallel = {"prefetch_factor": prefetch, "persistent_workers": True}
             parallel |= {"timeout": _WAIT_SECONDS, "worker_init_fn": _end_with_parent}
         self._loader: DataLoader[Any] = DataLoader(
-            _Decoder(data, view, seed),
+            StreamedImages(data, view, seed),
             batch_sampler=requests,
             num_workers=self.workers,
             collate_fn=_unchanged,  # a request is answered with a batch
@@ -225,10 +225,8 @@ class ImageStream:
     def set_plan(self, epoch: int, batches: Iterable[tuple[IntArray, IntArray]]) -> None:
         """Lay down the next epoch, in a stream that `planned_stream` made.
 
-        Args:
-            epoch: for the crops.
-            batches: for each batch the positions in the data, and the number of each example's
-                draw in the epoch of all processes, on which its crop depends.
+        `batches` are the positions in the data, and the number of each example's draw in the
+        epoch of all processes, on which its crop depends.
         """
         self._requests[:] = [Request(epoch, rows, draws) for rows, draws in batches]
 
@@ -280,7 +278,7 @@ class ImageStream:
             self.skipped[index] += 1
 
 
-class _Decoder(Dataset[Any]):
+class StreamedImages(Dataset[Any]):
     """The data set that torch's workers hold; it answers requests for whole batches."""
 
     def __init__(self, data: ListedImages, view: View, seed: int) -> None:
@@ -289,8 +287,7 @@ class _Decoder(Dataset[Any]):
     def __getitems__(self, request: Request) -> tuple[Batch, list[tuple[int, str]]]:
         """Decode a batch; torch's fetcher calls this with what the batch sampler yields.
 
-        Returns:
-            The batch without the images that can't be decoded, and these as (index, reason).
+        Images that can't be decoded are not in the batch but beside it, as (index, reason).
         """
         size, wanted = self.view.size, len(request.indices)
         pixels = torch.empty((wanted, size, size, 3), dtype=torch.uint8)

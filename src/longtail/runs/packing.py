@@ -29,18 +29,12 @@ _LEAST = np.float16(-(2.0**-24))
 
 
 def half_logits(logits: NDArray[Any]) -> tuple[NDArray[np.float16], NDArray[Any], float]:
-    """Return logits as each row's maximum, exact, and float16 distances from it.
+    """Return logits' float16 distances from each row's maximum, the maxima, and the largest change.
 
     A distance is off by at most 2⁻¹¹ of itself (3·10⁻⁸ near zero), so the error is smallest
     where a decision is closest. The maximum, its ties and the argmax stay exactly as they were:
-    a distance too small for float16 becomes the smallest one there is, not zero.
-
-    Args:
-        logits: shape (examples, num_classes), finite.
-
-    Returns:
-        distances (≤ 0), row maxima in the logits' own type (float32 at least), and the largest
-        absolute change of a logit.
+    a distance too small for float16 becomes the smallest one there is, not zero. Maxima have the
+    logits' own type, float32 at least.
 
     Examples:
         >>> half, peak, change = half_logits(np.array([[3.0, 3.0 - 1e-9, -1.0]]))
