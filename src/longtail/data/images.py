@@ -49,8 +49,7 @@ class ImageSet(Labeled):
     Attributes:
         images: uint8, shape (examples, channels, height, width); or embeddings, float32, shape
             (examples, D, 1, 1) with the pixel range 1, which may be mapped from a file.
-        labels: int64, shape (examples,).
-        class_names: one name per class, in label order.
+        labels, class_names: see `Labeled`.
         pixel_range: the largest value a pixel can have, 255 for photographs.
         role: what it must only be judged on, ``test`` or ``development``, which training
             refuses; empty for any other.

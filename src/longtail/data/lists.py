@@ -42,8 +42,7 @@ class ListedImages(Labeled):
         root: the folder that the paths start from.
         paths: one relative path per example, with forward slashes; kept as an array of bytes,
             which takes a third of the memory of text and is not copied for worker processes.
-        labels: int64, shape (examples,).
-        class_names: one name per class, in label order.
+        labels, class_names: see `Labeled`.
         name: what a run's record calls the data.
 
     Examples:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from longtail._checks import InputError
 from longtail.runs.files import canonical_json, sha256
@@ -24,10 +24,10 @@ _RANGES = {"seed": (0, math.inf), "held_out": (0, 1), "imbalance_ratio": (1, mat
 
 
 class Settings(dict[str, Any]):
-    """A mapping of names to JSON values that can't be changed once made.
+    """A mapping of names to JSON values.
 
     Lists become tuples and nested mappings Settings, so that a spec reads the same before and
-    after a trip through a file, and can be hashed.
+    after a trip through a file, and can be hashed. To change one, make a new one.
 
     Examples:
         >>> Settings({"milestones": [160, 180]})["milestones"]
@@ -36,15 +36,6 @@ class Settings(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any] | None = None):
         super().__init__({key: _frozen(item) for key, item in (values or {}).items()})
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("the settings of a RunSpec can't be changed; make a new spec")
-
-    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = _refuse
-    __ior__ = _refuse  # type: ignore[assignment]
-
-    def __reduce__(self) -> tuple[type[Settings], tuple[dict[str, Any]]]:
-        return Settings, (dict(self),)
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(sorted(self.items())))
