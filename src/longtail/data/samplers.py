@@ -89,7 +89,9 @@ class ClassSampler:
         self._classes = present[np.argsort(self.counts[present], kind="stable")]
         self._sizes = self.counts[self._classes]
         self._starts = (np.cumsum(self.counts) - self.counts)[self._classes]
-        self._members = _by_group(targets, len(self.counts))
+        self._examples = len(targets)
+        if rule != "instance":
+            self._members = _by_group(targets, len(self.counts))
         if num_samples is None:
             num_samples = len(self._sizes) * self._sizes[0] if rule == "under" else len(targets)
         self._length = _checks.whole(num_samples, name="num_samples")
@@ -100,7 +102,7 @@ class ClassSampler:
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(rule={self.rule!r}, num_samples={len(self)}, "
-            f"examples={len(self._members)}, num_classes={len(self.counts)}, seed={self.seed})"
+            f"examples={self._examples}, num_classes={len(self.counts)}, seed={self.seed})"
         )
 
     def class_weights(self, epoch: int) -> FloatArray:
@@ -119,8 +121,8 @@ class ClassSampler:
         """Return the examples of an epoch, counted from 0, in order; int64, shape (m,)."""
         random = np.random.default_rng([self.seed, epoch])
         if self.rule == "instance" or (self.rule == "progressive" and epoch == 0):
-            examples = len(self._members)
-            passes = [random.permutation(examples) for _ in range(0, self._length, examples)]
+            starts = range(0, self._length, self._examples)
+            passes = [random.permutation(self._examples) for _ in starts]
             return np.concatenate(passes)[: self._length]
         draws = self._draws(epoch, random)
         stream = self._stream(draws, random)
@@ -178,6 +180,7 @@ def _by_group(groups: NDArray[Any], num_groups: int) -> NDArray[Any]:
     from scipy import sparse  # here: reading data must not need it
 
     # The transposition of a matrix with one entry per row is a counting sort.
-    entries = np.ones(len(groups), np.int8), groups, np.arange(len(groups) + 1)
+    columns, ends = groups.astype(np.int32), np.arange(len(groups) + 1, dtype=np.int32)
+    entries = np.broadcast_to(np.int8(1), len(groups)), columns, ends
     rows = sparse.csr_matrix(entries, shape=(len(groups), num_groups))
     return np.asarray(rows.tocsc().indices)

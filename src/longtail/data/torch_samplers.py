@@ -70,9 +70,11 @@ class DistributedClassSampler(DistributedSampler[int]):
         rest = epoch[self._begun :]  # equally many for every process
         if not self.drop_last:
             rest = np.concatenate([rest, np.resize(epoch, -len(rest) % step)])
-        for index in rest[: len(rest) // step * step][self.rank :: step]:
-            self._handed_out += step
-            yield int(index)
+        mine = rest[: len(rest) // step * step][self.rank :: step]
+        for first in range(0, len(mine), 4096):  # so that no epoch stands as a list of ints
+            for index in mine[first : first + 4096].tolist():
+                self._handed_out += step
+                yield index
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next; another one than the present begins at its start."""
