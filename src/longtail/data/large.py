@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from longtail._checks import InputError
 from longtail.data.lists import (
@@ -43,7 +42,8 @@ KINDS = {
 """Every kind of problem that a data set on disk can have, in the order of a report."""
 
 
-class Known(NamedTuple):
+@dataclass(frozen=True)
+class Known:
     """A published data set."""
 
     title: str
