@@ -8,7 +8,7 @@ import pytest
 from longtail._checks import InputError
 from longtail.data import freeze, load, read_frozen
 from longtail.data.images import ImageSet, LongTailedData
-from longtail.data.subsets import development_indices, long_tailed_indices, make_long_tailed
+from longtail.data.subsets import long_tailed_indices, make_long_tailed
 from longtail.runs import DataSpec
 from longtail.train.engine import train, validate
 from longtail.train.recipe import make_spec
@@ -56,7 +56,7 @@ def test_the_positions_are_the_last_of_the_literatures_shuffle():
         order = np.flatnonzero(labels == label)
         random.shuffle(order)
         expected += order[max(count, len(order) - 5) :].tolist()
-    assert development_indices(labels, counts, each=5).tolist() == expected
+    assert long_tailed_indices(labels, counts, development=5).tolist() == expected
 
 
 def test_ratios_share_their_development_images():

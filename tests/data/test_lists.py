@@ -41,9 +41,8 @@ def write_splits(folder, **lists):
 def read(path):
     """One list or competition file, and what is wrong with it."""
     sources = find_sources(path)
-    listings = sources.listings()
-    found = sources.problems(listings, splits=False)
-    return listings["train"], [problem.detail for problem in found]
+    found = sources.problems(splits=False)
+    return sources.listings["train"], [problem.detail for problem in found]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longtail import _checks
-from longtail._checks import InputError
 from longtail.data.decoding import PhotoError, Progress, in_threads
 from longtail.data.large import KINDS, LARGE, find_sources
 from longtail.data.lists import Problem
@@ -35,16 +34,12 @@ class CheckResult:
         images: by split, how many entries its list has that can be used as such.
         classes: how many different labels the training set has.
         problems: in the order of `KINDS`, then as they were met.
-        absent: by split that judges, the classes it has no images of: training takes it, and
-            judges by the others.
+        absent: by split that judges, the classes it has no images of.
         files: how many different files the lists name, there or not.
-        sizes: the (height, width) that occur, rising, in class folders without lists: where there
-            are several, only training that crops can take them. Empty for lists.
-        colored: in class folders without lists, the first image in colour of each split that has
-            any: where one of train and test is all grey, only training that crops takes them.
-        transparent: likewise the first with transparency, which only training that crops takes.
-        turned: the images that are to be shown turned or mirrored, as their EXIF data say;
-            training takes their pixels as they are stored.
+        sizes: the (height, width) that occur, rising; this and the next two of class folders only.
+        colored: by split, the first image in colour.
+        transparent: by split, the first image with transparency.
+        turned: the images that are to be shown turned or mirrored, as their EXIF data say.
         quick: whether only the files' headers were read.
         seconds: how long it took.
     """
@@ -111,25 +106,15 @@ def check_data(
     quick: bool = False,
     progress: Progress | None = None,
 ) -> CheckResult:
-    """Go through all lists and all images of a data set on disk.
+    """Go through all lists and all images of a data set on disk, or read what `load` takes whole.
 
-    Args:
-        name: see `large.find_sources`; or what `load` takes whole, by reading it.
-        data_dir: see there.
-        root: see there.
-        workers: threads that decode; by default as many as there are cores.
-        quick: read only the header of each image.
-        progress: called with (images done, images in all, text).
+    `name`, `data_dir` and `root` are as in `large.find_sources`. By default as many threads as
+    there are cores decode; `quick` reads only the header of each image.
     """
     started = time.monotonic()
     _checks.require("PIL", extra="train")
     path = Path(name)
     if name in DATASETS or (path.is_file() and path.suffix.lower() not in (".txt", ".json")):
-        if root is not None or workers is not None or quick:
-            raise InputError(
-                f"{name} is read as a whole; root, workers and quick (--root, --workers, --quick) "
-                f"are for data sets of many files."
-            )
         data = load(name, data_dir=data_dir, progress=progress)  # which refuses what is wrong
         images = {"train": len(data.train), "test": len(data.test)}
         taken, number = time.monotonic() - started, data.train.num_classes
@@ -137,22 +122,15 @@ def check_data(
             data.spec.name, images, number, files=sum(images.values()), seconds=taken
         )
     sources = find_sources(name, data_dir=data_dir, root=root)
-    trees = sources.are_trees
-    if data_dir is not None and name not in LARGE:
-        raise InputError(f"{name} is a path; data_dir (--data-dir) is where data sets by name are.")
-    if root is not None and trees:
-        raise InputError(
-            f"{name} is a folder of images; root (--root) is what the paths of lists start from."
-        )
-    listings = sources.listings()
+    listings = sources.listings
     # One list by itself needs no test set.
-    problems = sources.problems(listings, splits=name in LARGE or not path.is_file())
+    problems = sources.problems(splits=name in LARGE or not path.is_file())
     labels = {split: set(listing.labels.tolist()) for split, listing in listings.items()}
     absent = {}
     if not problems and sources.known is None:  # in a published data set that is a problem
         for split in [split for split in labels if split != "train"]:
-            names = enumerate(sources.class_names(listings))
-            absent[split] = [each for label, each in names if label not in labels[split]]
+            lacking = enumerate(sources.class_names)
+            absent[split] = [each for label, each in lacking if label not in labels[split]]
     astray = "is in no class folder; move it into one, or remove it"
     problems += [Problem("stray", str(image), astray) for image in sources.stray()]
     split_of: dict[str, str] = {}
@@ -161,22 +139,22 @@ def check_data(
             split_of.setdefault(os.path.join(listing.root, entry), split)
     listed = sorted(split_of)  # folder after folder, so that disks that turn needn't seek
 
-    def check(start: int) -> list[PhotoError | Header]:
-        return [check_photo(file, quick=quick) for file in listed[start : start + _CHUNK]]
+    def check(start: int) -> list[tuple[str, PhotoError | Header]]:
+        return [(file, check_photo(file, quick=quick)) for file in listed[start : start + _CHUNK]]
 
-    done, good = 0, list[tuple[str, Header]]()
+    done, good = 0, dict[str, Header]()
     for chunk in in_threads(check, range(0, len(listed), _CHUNK), threads=workers):
-        for file, found in zip(listed[done : done + _CHUNK], chunk, strict=True):
+        for file, found in chunk:
             if isinstance(found, PhotoError):
                 problems.append(Problem(found.kind, file, found.reason))
             else:
-                good.append((file, found))
-        done += len(chunk)
+                good[file] = found
+        done = min(done + _CHUNK, len(listed))
         if progress is not None:
             progress(done, len(listed), "headers" if quick else "images")
-    turned = [file for file, header in good if header.turned]
-    good = good if trees else []
-    first_of = [(split_of[file], file, header) for file, header in reversed(good)]
+    turned = [file for file, header in good.items() if header.turned]
+    headers = good if sources.are_trees else {}
+    first_of = [(split_of[file], file, header) for file, header in reversed(headers.items())]
     return CheckResult(
         sources.name,
         images={split: len(listing.paths) for split, listing in listings.items()},
@@ -184,7 +162,7 @@ def check_data(
         problems=sorted(problems, key=lambda problem: list(KINDS).index(problem.kind)),
         absent={split: lacking for split, lacking in absent.items() if lacking},
         files=len(listed),
-        sizes=sorted({(header.height, header.width) for _, header in good}),
+        sizes=sorted({(header.height, header.width) for header in headers.values()}),
         colored={split: file for split, file, header in first_of if not header.grey},
         transparent={split: file for split, file, header in first_of if header.transparent},
         turned=turned,

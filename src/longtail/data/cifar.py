@@ -10,11 +10,10 @@ import io
 import json
 import pickle
 import tarfile
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,20 +22,26 @@ from longtail._checks import InputError
 from longtail.data.images import ImageSet
 
 
-@dataclass(frozen=True)
-class Archive:
-    """Names and layout of an official archive."""
+class Archive(NamedTuple):
+    """Layout of an official archive, and where it is published."""
 
-    title: str
-    file: str
-    md5: str
+    num_classes: int
     folder: str
     train: tuple[str, ...]  # in the official order
     test: str
     meta: str  # of the class names
     prefix: bytes  # of the keys of labels and names
-    num_classes: int
-    hub: str  # its name on the Hugging Face hub
+    md5: str
+
+    @property
+    def title(self) -> str:
+        """The data set as its authors write it."""
+        return f"CIFAR-{self.num_classes}"
+
+    @property
+    def file(self) -> str:
+        """Name of the archive."""
+        return f"cifar-{self.num_classes}-python.tar.gz"
 
     @property
     def url(self) -> str:
@@ -44,46 +49,25 @@ class Archive:
         return f"https://www.cs.toronto.edu/~kriz/{self.file}"
 
 
+_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+_MD5 = ("c58f30108f718f92721af3b95e74349a", "eb9058c3a382ffc7106e4002c42a8d85")
 ARCHIVES = {
     "cifar10": Archive(
-        title="CIFAR-10",
-        file="cifar-10-python.tar.gz",
-        md5="c58f30108f718f92721af3b95e74349a",
-        folder="cifar-10-batches-py",
-        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
-        test="test_batch",
-        meta="batches.meta",
-        prefix=b"label",
-        num_classes=10,
-        hub="uoft-cs/cifar10",
+        10, "cifar-10-batches-py", _BATCHES, "test_batch", "batches.meta", b"label", _MD5[0]
     ),
     "cifar100": Archive(
-        title="CIFAR-100",
-        file="cifar-100-python.tar.gz",
-        md5="eb9058c3a382ffc7106e4002c42a8d85",
-        folder="cifar-100-python",
-        train=("train",),
-        test="test",
-        meta="meta",
-        prefix=b"fine_label",
-        num_classes=100,
-        hub="uoft-cs/cifar100",
+        100, "cifar-100-python", ("train",), "test", "meta", b"fine_label", _MD5[1]
     ),
 }
 
 
 def read_cifar(path: Path | str, *, name: str) -> tuple[ImageSet, ImageSet]:
-    """Read the training and the test set, in the official order.
+    """Read the training and the test set of ``cifar10`` or ``cifar100``, in the official order.
 
-    Args:
-        path: the archive (.tar.gz), or the folder that it unpacks to.
-        name: ``cifar10`` or ``cifar100``.
-
-    Returns:
-        (training set, test set); images are 3 x 32 x 32. Labels of CIFAR-100 are the fine ones.
+    `path` is the archive or the folder that it unpacks to. Labels of CIFAR-100 are the fine ones.
     """
-    archive = ARCHIVES[_checks.choice(name, list(ARCHIVES), name="name")]
-    path, wanted = Path(path), (*archive.train, archive.test, archive.meta)
+    archive, path = ARCHIVES[name], Path(path)
+    wanted = (*archive.train, archive.test, archive.meta)
     contents: dict[str, Any] = {}
     try:
         if path.is_dir():
@@ -96,8 +80,13 @@ def read_cifar(path: Path | str, *, name: str) -> tuple[ImageSet, ImageSet]:
                     if folder == archive.folder and file in wanted and member.isreg():
                         contents[file] = _unpickled(tar.extractfile(member).read())  # type: ignore[union-attr]
         names = tuple(name.decode() for name in contents[archive.meta][archive.prefix + b"_names"])
-        train = _image_set([contents[file] for file in archive.train], archive, names)
-        test = _image_set([contents[archive.test]], archive, names)
+        parts = []
+        for some in (archive.train, (archive.test,)):
+            batches = [contents[file] for file in some]
+            pixels = np.concatenate([np.asarray(batch[b"data"]) for batch in batches])
+            labels = np.concatenate([batch[archive.prefix + b"s"] for batch in batches])
+            labels = _checks.labels(labels, name="labels", num_classes=archive.num_classes)
+            parts.append(ImageSet(pixels.reshape(-1, 3, 32, 32), labels, names))
     except FileNotFoundError:
         raise
     except Exception as error:  # damaged bytes can fail in any way at all
@@ -106,14 +95,7 @@ def read_cifar(path: Path | str, *, name: str) -> tuple[ImageSet, ImageSet]:
             f"{path} {what} {str(error).rstrip('.')}; download {archive.url} again (its MD5 is "
             f"{archive.md5})."
         ) from error
-    return train, test
-
-
-def _image_set(batches: list[Any], archive: Archive, names: tuple[str, ...]) -> ImageSet:
-    pixels = np.concatenate([np.asarray(batch[b"data"]) for batch in batches])
-    labels = np.concatenate([batch[archive.prefix + b"s"] for batch in batches])
-    target = _checks.labels(labels, name="labels", num_classes=archive.num_classes)
-    return ImageSet(pixels.reshape(-1, 3, 32, 32), target, names)
+    return parts[0], parts[1]
 
 
 class _Unpickler(pickle.Unpickler):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from longtail.data.images import ImageSet, LongTailedData
-from longtail.data.profiles import check_ratio
 from longtail.data.subsets import long_tailed_indices, make_long_tailed
 from longtail.runs import DataSpec
-
-TEST_PER_CLASS = 60
 
 
 def load_digits_lt(*, profile: str = "exp", imbalance_ratio: float = 50.0) -> LongTailedData:
@@ -25,26 +22,17 @@ def load_digits_lt(*, profile: str = "exp", imbalance_ratio: float = 50.0) -> Lo
         >>> len(data.test)
         600
     """
-    ratio = check_ratio(imbalance_ratio)
-    spec = DataSpec("digits-lt", profile=profile, imbalance_ratio=ratio)
-    return make_long_tailed(*read_digits(), spec)
+    return make_long_tailed(*read_digits(), DataSpec("digits-lt", profile, float(imbalance_ratio)))
 
 
 def read_digits() -> tuple[ImageSet, ImageSet]:
-    """Return all digits that may be trained on, and the balanced test set.
-
-    Examples:
-        >>> pool, test = read_digits()
-        >>> len(pool), test.counts[0]
-        (1197, np.int64(60))
-    """
+    """Return all digits that may be trained on, 1,197, and the balanced test set."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    names = tuple(str(digit) for digit in range(10))
-    everything = ImageSet(
-        digits.images.astype(np.uint8)[:, None], digits.target.astype(np.int64), names, 16
-    )
-    test = long_tailed_indices(everything.labels, np.full(10, TEST_PER_CLASS))
+    names = tuple(map(str, range(10)))
+    images = digits.images.astype(np.uint8)[:, None]
+    everything = ImageSet(images, digits.target.astype(np.int64), names, 16)
+    test = long_tailed_indices(everything.labels, np.full(10, 60))
     pool = everything.take(np.setdiff1d(np.arange(len(everything)), test))
     return pool, everything.take(test)

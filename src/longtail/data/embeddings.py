@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import zipfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from longtail.predictions.files import mapped_member
 
 TEST_FRACTION = 0.2  # of each class, where the file has no test part
 _BLOCK = 2**26  # bytes of features that are looked at at once
+_PARTS = ("features", "labels", "test_features", "test_labels")
 
 _logger = logging.getLogger("longtail")
 
@@ -36,10 +36,8 @@ _logger = logging.getLogger("longtail")
 def is_embeddings(path: Path | str) -> bool:
     """Return whether a file holds embeddings, by its name or the columns of a parquet file."""
     path = Path(path)
-    if path.suffix != ".parquet":
+    if not path.is_file() or path.suffix != ".parquet":
         return path.is_file() and path.suffix in (".npz", ".npy")
-    if not path.is_file():
-        return False
     pa = _checks.require("pyarrow", extra="train")
     try:
         names = _checks.require("pyarrow.parquet", extra="train").read_schema(path).names
@@ -69,10 +67,9 @@ def read_embeddings(path: Path | str) -> tuple[ImageSet, ImageSet]:
         ((8, 1, 1), array([4, 4]), 2)
     """
     path = Path(path)
-    reader: dict[str, Callable[[Path], dict[str, NDArray[Any]]]]
-    reader = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}
+    reader = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}[path.suffix]
     try:
-        parts = reader[path.suffix](path)
+        parts = reader(path)
     except InputError:
         raise
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -86,7 +83,7 @@ def read_embeddings(path: Path | str) -> tuple[ImageSet, ImageSet]:
     if "test_features" not in parts:
         return _split(path, train)
     features, labels = _checked(path, parts, "test_")
-    if features.shape[1:] != train.images.shape[1:]:
+    if features.shape[1] != train.image_shape[0]:
         raise InputError(
             f"{path}: features have {train.image_shape[0]} columns but test_features have "
             f"{features.shape[1]}."
@@ -107,8 +104,7 @@ def _split(path: Path, train: ImageSet) -> tuple[ImageSet, ImageSet]:
     rows = np.flatnonzero(train.counts[train.labels] > 1)
     if not len(rows):
         raise InputError(f"{path}: every class has one example; there is nothing to learn from.")
-    _, held = held_out_split(train.labels[rows], fraction=TEST_FRACTION, seed=0)
-    held = rows[held]
+    held = rows[held_out_split(train.labels[rows], fraction=TEST_FRACTION, seed=0)[1]]
     _logger.warning(
         "%s has no test part: %s of its %s examples, a fifth of each class, are set aside for it",
         *(path.name, f"{len(held):,}", f"{len(train):,}"),
@@ -117,7 +113,7 @@ def _split(path: Path, train: ImageSet) -> tuple[ImageSet, ImageSet]:
 
 
 def _checked(
-    path: Path, parts: Mapping[str, NDArray[Any]], prefix: str
+    path: Path, parts: dict[str, NDArray[Any]], prefix: str
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return features as images and labels; refuse what could not be trained on."""
     features, labels = parts[f"{prefix}features"], parts[f"{prefix}labels"]
@@ -144,8 +140,7 @@ def _checked(
 
 
 def _read_npy(path: Path) -> dict[str, NDArray[Any]]:
-    others = ("labels", "test_features", "test_labels")
-    files = {"features": path} | {name: path.with_name(f"{name}.npy") for name in others}
+    files = {name: path.with_name(f"{name}.npy") for name in _PARTS} | {"features": path}
     if not files["labels"].is_file():
         raise InputError(f"the labels of {path} must lie beside it as {files['labels']}.")
     there = {name: file for name, file in files.items() if file.is_file()}
@@ -153,18 +148,17 @@ def _read_npy(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {}
     with np.load(path, allow_pickle=False) as arrays, zipfile.ZipFile(path) as archive:
         if not {"features", "labels"} <= {*arrays.files}:
             raise InputError(
                 f"{path} must have the arrays features and labels; it has "
                 f"{_checks.listing(arrays.files)}."
             )
-        for name in ("features", "labels", "test_features", "test_labels"):
-            if name in arrays.files:
-                large = name.endswith("features")
-                found[name] = mapped_member(path, archive, name) if large else arrays[name]
-    return found
+        return {
+            name: arrays[name] if name.endswith("labels") else mapped_member(path, archive, name)
+            for name in _PARTS
+            if name in arrays.files
+        }
 
 
 def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
@@ -187,12 +181,13 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     features = np.concatenate([piece.astype(np.float32, copy=False) for piece in pieces])
     features = features.reshape(-1, lengths[0])
     labels = labels.astype(str) if labels.dtype == object else labels
-    found = {"features": features, "labels": labels}
+    split = np.full(len(labels), "train")
     if "split" in names:
         split = table["split"].to_numpy().astype(str)
-        if odd := sorted({*split.tolist()} - {"train", "test"}):
-            raise InputError(f"{path}: split must be train or test; it is also {odd[0]!r}.")
-        if (test := split == "test").any():
-            found = {"features": features[~test], "labels": labels[~test]}
-            found |= {"test_features": features[test], "test_labels": labels[test]}
-    return found
+    if odd := sorted({*split.tolist()} - {"train", "test"}):
+        raise InputError(f"{path}: split must be train or test; it is also {odd[0]!r}.")
+    test = split == "test"
+    if not test.any():
+        return {"features": features, "labels": labels}
+    found = (features[~test], labels[~test], features[test], labels[test])
+    return dict(zip(_PARTS, found, strict=True))

@@ -36,39 +36,29 @@ def read_hub_parquet(
     size: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> ImageSet:
-    """Read the images and labels of one split, in the files' order.
+    """Read the images and labels of one split, from its file or its files in order.
 
-    Args:
-        paths: its file, or its files in order.
-        size: (height, width) that every image must have; that of the first image if None.
-        progress: called with (images done, images in all, text).
-
-    Returns:
-        The set. Classes are named by their numbers if the files give no names.
+    Every image must have the `size` (height, width), or that of the first one. Classes are named
+    by their numbers if the first file gives no names.
     """
     several = [paths] if isinstance(paths, Path | str) else paths
-    tables = [_read_table(Path(path)) for path in several]
-    if any(names != tables[0][1] for _, names in tables):
-        raise InputError(f"{paths} name their classes differently; they are not one data set.")
-    table = _checks.require("pyarrow", extra="train").concat_tables([table for table, _ in tables])
-    return _image_set(table, tables[0][1], str(paths), size=size, progress=progress)
+    tables, names = zip(*[_read_table(Path(path)) for path in several], strict=True)
+    table = _checks.require("pyarrow", extra="train").concat_tables(tables)
+    return _image_set(table, names[0], str(paths), size, progress)
 
 
 def _image_set(
     table: Any,
     names: tuple[str, ...] | None,
     where: str,
-    *,
-    size: tuple[int, int] | None = None,
-    progress: Progress | None = None,
-    pixel_range: int = 255,
+    size: tuple[int, int] | None,
+    progress: Progress | None,
 ) -> ImageSet:
-    given = table["label"].to_numpy().copy()
-    target = _checks.labels(given, name="label", num_classes=len(names) if names else None)
+    target = table["label"].to_numpy().copy()
+    target = _checks.labels(target, name="label", num_classes=len(names) if names else None)
     names = names or tuple(map(str, range(int(target.max()) + 1)))
     blobs = table["bytes"].to_pylist()
-    images = decode_images(blobs, where=where, size=size, progress=progress)
-    return ImageSet(images, target, names, pixel_range)
+    return ImageSet(decode_images(blobs, where=where, size=size, progress=progress), target, names)
 
 
 def _read_table(path: Path) -> tuple[Any, tuple[str, ...] | None]:
@@ -77,9 +67,7 @@ def _read_table(path: Path) -> tuple[Any, tuple[str, ...] | None]:
     parquet = _checks.require("pyarrow.parquet", extra="train")
     try:
         schema = parquet.read_schema(path)
-        image, label = (
-            next((name for name in accepted if name in schema.names), None) for accepted in _COLUMNS
-        )
+        image, label = (next((n for n in some if n in schema.names), None) for some in _COLUMNS)
         if image is None or label is None:
             raise InputError(
                 f"{path} must have a column of images, img or image, and one of labels, fine_label "
@@ -136,16 +124,16 @@ def freeze(
         (True, True)
     """
     path = Path(path)
+    check_destination(path, force=force)
     if data.train.is_embeddings:
         raise InputError(f"{data.spec.name} holds embeddings; their own file is what to keep.")
-    check_destination(path, force=force)
-    if dev and data.dev is None:
-        raise InputError(
-            f"{data.spec.name} has no development set to write: its training set leaves "
-            f"nothing out, or it was frozen without one."
-        )
     parts = {"train": data.train, "test": data.test}
-    if dev and data.dev is not None:
+    if dev:
+        if data.dev is None:
+            raise InputError(
+                f"{data.spec.name} has no development set to write: its training set leaves "
+                f"nothing out, or it was frozen without one."
+            )
         parts["dev"] = data.dev
     pa = _checks.require("pyarrow", extra="train")
     parquet = _checks.require("pyarrow.parquet", extra="train")
@@ -213,16 +201,15 @@ def check_destination(path: Path | str, *, force: bool = False) -> None:
 
 def read_frozen(path: Path | str) -> LongTailedData:
     """Read the data of a file that `freeze` wrote, with the same spec and fingerprints."""
-    path = Path(path)
     record = read_record(path)
-    table, names = _read_table(path)
+    table, names = _read_table(Path(path))
     parts = {}
     for split, entry in record["splits"].items():
         rows = table.filter(table["split"].to_numpy() == split)
-        where = f"the {split} part of {path}"
-        part = _image_set(rows, names, where, pixel_range=entry["pixel_range"])
-        if entry["image_shape"][0] == 1:  # WebP made colour of it
-            part = replace(part, images=part.images[:, :1].copy())
+        part = _image_set(rows, names, f"the {split} part of {path}", None, None)
+        grey = entry["image_shape"][0] == 1  # WebP made colour of it
+        images = part.images[:, :1].copy() if grey else part.images
+        part = replace(part, images=images, pixel_range=entry["pixel_range"])
         if part.fingerprint != entry["fingerprint"]:
             raise InputError(
                 f"{path}: its {split} images are not those that were frozen; copy or freeze it "
@@ -234,12 +221,7 @@ def read_frozen(path: Path | str) -> LongTailedData:
 
 
 def read_record(path: Path | str) -> dict[str, Any]:
-    """Return what a frozen file says about itself, without decoding its images.
-
-    Returns:
-        The record: `spec`, `class_names`, and for each of the `splits` its number of
-        `examples`, `image_shape`, `pixel_range` and `fingerprint`.
-    """
+    """Return what `freeze` wrote into a file about it, without decoding its images."""
     pa = _checks.require("pyarrow", extra="train")
     parquet = _checks.require("pyarrow.parquet", extra="train")
     record: dict[str, Any] = {}

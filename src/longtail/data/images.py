@@ -7,7 +7,7 @@ Pixels stay the integers they came as; recipes say how to normalise them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,20 +19,19 @@ from longtail.priors import ClassPrior
 
 
 class Labeled:
-    """Labels and class names, wherever the images are."""
+    """Labels and class names, wherever the images are.
+
+    Attributes:
+        labels: int64, shape (examples,).
+        class_names: one name per class, in label order.
+        num_classes: number of classes, L.
+        counts: examples per class, zero where a class has none.
+    """
 
     labels: IntArray
     class_names: tuple[str, ...]
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, L."""
-        return len(self.class_names)
-
-    @property
-    def counts(self) -> IntArray:
-        """Examples per class, zero where a class has none."""
-        return np.bincount(self.labels, minlength=self.num_classes)
+    num_classes: int
+    counts: IntArray
 
     @property
     def prior(self) -> ClassPrior:
@@ -50,11 +49,12 @@ class ImageSet(Labeled):
     Attributes:
         images: uint8, shape (examples, channels, height, width); or embeddings, float32, shape
             (examples, D, 1, 1) with the pixel range 1, which may be mapped from a file.
-        labels: int64, shape (examples,).
-        class_names: one name per class, in label order.
+        labels, class_names: see `Labeled`.
         pixel_range: the largest value a pixel can have, 255 for photographs.
         role: what it must only be judged on, ``test`` or ``development``, which training
             refuses; empty for any other.
+        image_shape: (channels, height, width).
+        is_embeddings: True for embeddings, which are neither cropped nor normalised.
     """
 
     images: NDArray[np.uint8] | NDArray[np.float32]
@@ -62,27 +62,22 @@ class ImageSet(Labeled):
     class_names: tuple[str, ...]
     pixel_range: int = 255
     role: str = ""
+    image_shape: tuple[int, int, int] = field(init=False, repr=False)
+    is_embeddings: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.is_embeddings and (self.images.ndim != 4 or self.images.dtype != np.uint8):
+        shape, dtype = self.images.shape, self.images.dtype
+        embeddings = dtype == np.float32 and shape[2:] == (1, 1) and self.pixel_range == 1
+        if len(shape) != 4 or not (embeddings or dtype == np.uint8):
             raise InputError(
                 f"`images` must be uint8 of shape (examples, channels, height, width); "
-                f"got {self.images.dtype} of shape {self.images.shape}."
+                f"got {dtype} of shape {shape}."
             )
         if len(self.images) != len(self.labels):
             raise InputError(f"{len(self.images)} images but {len(self.labels)} labels.")
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
-        _, channels, height, width = self.images.shape
-        return channels, height, width
-
-    @property
-    def is_embeddings(self) -> bool:
-        """True for embeddings, which are neither cropped nor normalised."""
-        one_pixel = self.images.ndim == 4 and self.images.shape[2:] == (1, 1)
-        return one_pixel and self.images.dtype == np.float32 and self.pixel_range == 1
+        self.__dict__.update(image_shape=shape[1:], is_embeddings=embeddings)
+        classes = len(self.class_names)
+        self.__dict__.update(num_classes=classes, counts=np.bincount(self.labels, None, classes))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,9 +107,9 @@ class LongTailedData:
     dev: ImageSet | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "test", replace(self.test, role="test"))
+        self.__dict__["test"] = replace(self.test, role="test")
         if self.dev is not None:
-            object.__setattr__(self, "dev", replace(self.dev, role="development"))
+            self.__dict__["dev"] = replace(self.dev, role="development")
 
     def development(self, run: runs.Run) -> ImageSet:
         """Return the development set, to judge a run on.

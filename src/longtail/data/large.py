@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from longtail._checks import InputError
@@ -40,27 +41,18 @@ KINDS = {
 }
 """Every kind of problem that a data set on disk can have, in the order of a report."""
 
-_Files = Mapping[str, tuple[str, ...]]  # by split, the names its list goes by
-
 
 @dataclass(frozen=True)
 class Known:
-    """The files and sizes of a published data set.
-
-    Attributes:
-        title: as its authors write it.
-        num_classes: L.
-        files: by split, the names its list goes by, the most usual first.
-        sizes: images by split.
-    """
+    """A published data set."""
 
     title: str
     num_classes: int
-    files: _Files
-    sizes: Mapping[str, int]
+    files: Mapping[str, tuple[str, ...]]  # by split, the names its list goes by
+    sizes: Mapping[str, int]  # images by split
 
 
-def _lists(stem: str) -> _Files:
+def _lists(stem: str) -> dict[str, tuple[str, ...]]:
     return {split: (f"{stem}{split}.txt",) for split in SPLITS}
 
 
@@ -85,25 +77,16 @@ LARGE: dict[str, Known] = {
         {"train": 437_513, "test": 24_426},
     ),
 }
-_OWN = _lists("")
-_TREES = {split: (f"{split}/<class>/<image>",) for split in SPLITS}
 
 
 @dataclass(frozen=True, eq=False)
 class ListedData:
-    """A training set on disk, the test set that belongs to it, and perhaps a validation set.
-
-    Attributes:
-        train: what training sees.
-        test: what `evaluate` sees.
-        val: for choosing anything, or None.
-        stray: images beside the class folders of a split, which are in none of the sets.
-    """
+    """A training set on disk, the test set that belongs to it, and perhaps a validation set."""
 
     train: ListedImages
     test: ListedImages
     val: ListedImages | None
-    stray: tuple[Path, ...] = ()
+    stray: tuple[Path, ...] = ()  # images beside the class folders, which are in none of the sets
 
     @property
     def spec(self) -> DataSpec:
@@ -113,21 +96,13 @@ class ListedData:
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of a data set's splits.
+    """The files of a data set's splits: lists, competition files, or folders of class folders."""
 
-    Attributes:
-        name: what records call it.
-        files: by split, a list, a competition file, or a folder ``<class>/<image>``.
-        root: the image root of lists.
-        names: by split, what may be there.
-        known: what it must hold, for a published data set.
-    """
-
-    name: str
-    files: Mapping[str, Path]
-    root: Path
-    names: _Files = field(default_factory=lambda: _OWN)
-    known: Known | None = None
+    name: str  # what records call it
+    files: Mapping[str, Path]  # by split
+    root: Path  # the image root of lists
+    names: Mapping[str, tuple[str, ...]]  # by split, what may be there
+    known: Known | None = None  # what it must hold, for a published data set
 
     @property
     def are_trees(self) -> bool:
@@ -139,37 +114,40 @@ class Sources:
         trees = [path for path in self.files.values() if path.is_dir()]
         return [image for tree in trees for image in stray_images(tree)]
 
+    @cached_property
     def listings(self) -> dict[str, Listing]:
-        """Read every split, faulty or not; a folder's classes are the training set's."""
+        """Every split as it was read, faulty or not; a folder's classes are the training set's."""
         found: dict[str, Listing] = {}
         for split, path in self.files.items():
             names = found["train"].class_names if "train" in found else None
             found[split] = scan(path, self.root, names)
         return found
 
-    def num_classes(self, listings: Mapping[str, Listing]) -> int:
-        """Return how many classes there are: published, named by the training set, or counted."""
+    @property
+    def _named(self) -> tuple[str, ...] | None:
+        """The classes as the training set calls them; a published data set's have numbers."""
+        named = self.known is None and "train" in self.listings
+        return self.listings["train"].class_names if named else None
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are: published, named by the training set, or counted."""
         if self.known is not None:
             return self.known.num_classes
-        if "train" in listings and (names := listings["train"].class_names) is not None:
-            return len(names)
-        return max(int(part.labels.max(initial=-1)) + 1 for part in listings.values())
+        if self._named is not None:
+            return len(self._named)
+        return max(int(part.labels.max(initial=-1)) + 1 for part in self.listings.values())
 
-    def class_names(self, listings: Mapping[str, Listing]) -> tuple[str, ...]:
-        """Return the classes of sound listings, as they are called or by their numbers."""
-        names = listings["train"].class_names if "train" in listings else None
-        numbers = range(self.num_classes(listings))
-        return tuple(map(str, numbers)) if names is None or self.known is not None else names
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes of sound listings, as they are called or by their numbers."""
+        return self._named or tuple(map(str, range(self.num_classes)))
 
-    def problems(
-        self, listings: Mapping[str, Listing], *, splits: bool = True, judges_differ: bool = True
-    ) -> list[Problem]:
+    def problems(self, *, splits: bool = True, judges_differ: bool = True) -> list[Problem]:
         """Return what the lists alone show to be wrong.
 
-        Args:
-            listings: of this data set.
-            splits: whether it must have a training set and a test set.
-            judges_differ: whether the validation set may share no image with the test set.
+        With `splits` it must have a training set and a test set; with `judges_differ` the
+        validation set may share no image with the test set.
         """
         if not self.root.is_dir():
             raise InputError(
@@ -180,14 +158,14 @@ class Sources:
         for split in {"train", "test"} - self.files.keys() if splits else ():
             rule = f"has no {split} set ({' or '.join(self.names[split])}), which training needs"
             found.append(Problem("split", str(next(iter(self.files.values())).parent), rule))
-        num_classes, first_in = self.num_classes(listings), dict[str, str]()
-        for split, listing in listings.items():
+        first_in = dict[str, str]()
+        for split, listing in self.listings.items():
             source, count = str(listing.source), len(listing.paths)
             found += listing.problems
             if self.known is not None and count != (size := self.known.sizes[split]):
                 rule = f"has {count:,} images; the {split} set of {self.known.title} has {size:,}"
                 found.append(Problem("size", source, rule))
-            own = len(listing.class_names or ()) if listing.source.is_dir() else num_classes
+            own = len(listing.class_names or ()) if listing.source.is_dir() else self.num_classes
             every = split == "train" or self.known is not None
             found += label_problems(listing, own, every_class=every)
             for name in () if self.are_trees else listing.paths:  # a folder for each split
@@ -211,7 +189,7 @@ def find_sources(
             that name; the environment variable LONGTAIL_DATA if None.
         root: the folder that the lists' paths start from; by default that of the lists.
     """
-    path, known = Path(name), LARGE.get(str(name))
+    path, known, own = Path(name), LARGE.get(str(name)), _lists("")
     if known is not None:
         given = data_dir if data_dir is not None else os.environ.get(VARIABLE)
         wanted = " and ".join(" or ".join(known.files[s]) for s in ("train", "test"))
@@ -229,20 +207,21 @@ def find_sources(
             f"{wanted}."
         )
     if path.is_file():
-        return Sources(record_name(path.stem), {"train": path}, Path(root or path.parent))
+        return Sources(record_name(path.stem), {"train": path}, Path(root or path.parent), own)
     if not path.is_dir():
         raise InputError(
             f"there is no data set, list or folder {str(name)!r}; the data sets on disk are "
             f"{', '.join(LARGE)}."
         )
     title = record_name(path.resolve().name)
-    for names in (_OWN, *(known.files for known in LARGE.values())):
+    for names in (own, *(known.files for known in LARGE.values())):
         files = _present(path, names)
         if "train" in files:
             return Sources(title, files, Path(root or path), names)
     trees = {split: path / split for split in SPLITS if (path / split).is_dir()}
     if "train" in trees:
-        return Sources(title, trees, path, _TREES)
+        names = {split: (f"{split}/<class>/<image>",) for split in SPLITS}
+        return Sources(title, trees, path, names)
     raise InputError(
         f"{path} has neither lists (train.txt and test.txt, or those of "
         f"{', '.join(known.title for known in LARGE.values())}) nor the folders "
@@ -250,11 +229,11 @@ def find_sources(
     )
 
 
-def _present(folder: Path, files: _Files) -> dict[str, Path]:
+def _present(folder: Path, files: Mapping[str, tuple[str, ...]]) -> dict[str, Path]:
     """Return the lists that are there, by split."""
     there = {split: [folder / name for name in names] for split, names in files.items()}
-    found = {split: [path for path in paths if path.is_file()] for split, paths in there.items()}
-    return {split: paths[0] for split, paths in found.items() if paths}
+    found = {split: next(filter(Path.is_file, paths), None) for split, paths in there.items()}
+    return {split: path for split, path in found.items() if path is not None}
 
 
 def load_listed(
@@ -268,34 +247,29 @@ def load_listed(
     """Load a large data set, as lists of files that are read when they are needed.
 
     Args:
-        name: see `find_sources`.
-        data_dir: see there.
-        root: see there.
+        name: of the data set; this, `data_dir` and `root` as in `find_sources`.
+        data_dir: where the lists are.
+        root: where the images are.
         verify: refuse a data set by name that hasn't the published number of images.
         check_files: refuse lists that name files which are not there.
-
-    Returns:
-        The splits, all with the training set's classes.
     """
     sources = find_sources(name, data_dir=data_dir, root=root)
     if not verify:
         sources = replace(sources, known=None)
-    listings = sources.listings()
-    problems = sources.problems(listings, judges_differ=False)
+    problems = sources.problems(judges_differ=False)
     if problems:
         first, others = problems[0], len(problems) - 1
         more = f" (and {others:,} more; `longtail data check` lists them)" if others else ""
         raise InputError(f"{first.where}: {first.detail}{more}.")
-    names = sources.class_names(listings)
     parts = {
-        split: ListedImages(part.root, part.paths, part.labels, names, sources.name)
-        for split, part in listings.items()
+        split: ListedImages(part.root, part.paths, part.labels, sources.class_names, sources.name)
+        for split, part in sources.listings.items()
     }
     for split, part in parts.items() if check_files else ():
         missing = part.missing_files()
         if len(missing):
             raise InputError(
-                f"{len(missing):,} of the {len(part):,} files that {listings[split].source} names "
+                f"{len(missing):,} of the {len(part):,} files that {sources.files[split]} names "
                 f"are not in {part.root}; the first is "
                 f"{os.fsdecode(part.paths[int(missing[0])])!r}. If the images are elsewhere, pass "
                 f"root= (--root); `longtail data check` lists all that are missing."

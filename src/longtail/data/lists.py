@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,7 @@ class ListedImages(Labeled):
         root: the folder that the paths start from.
         paths: one relative path per example, with forward slashes; kept as an array of bytes,
             which takes a third of the memory of text and is not copied for worker processes.
-        labels: int64, shape (examples,).
-        class_names: one name per class, in label order.
+        labels, class_names: see `Labeled`.
         name: what a run's record calls the data.
 
     Examples:
@@ -61,12 +60,12 @@ class ListedImages(Labeled):
 
     def __post_init__(self) -> None:
         if not isinstance(self.paths, np.ndarray):
-            names = np.array([os.fsencode(path) for path in self.paths], np.bytes_)
-            object.__setattr__(self, "paths", names)
-        labels = _checks.labels(self.labels, name="labels", num_classes=self.num_classes)
-        object.__setattr__(self, "labels", labels)
-        if len(self.paths) != len(labels):
-            raise InputError(f"there are {len(self.paths)} paths but {len(labels)} labels.")
+            self.__dict__["paths"] = np.array([os.fsencode(path) for path in self.paths], "S")
+        classes = len(self.class_names)
+        self.__dict__["labels"] = _checks.labels(self.labels, name="labels", num_classes=classes)
+        if len(self.paths) != len(self.labels):
+            raise InputError(f"there are {len(self.paths)} paths but {len(self.labels)} labels.")
+        self.__dict__.update(num_classes=classes, counts=np.bincount(self.labels, None, classes))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -91,48 +90,29 @@ class ListedImages(Labeled):
     def missing_files(self) -> IntArray:
         """Return the positions whose file is not there, by one look into each folder."""
         folders = [os.path.split(path) for path in np.asarray(self.paths).tolist()]
-        inside = {folder: _names_in(os.fsencode(self.root), folder) for folder, _ in set(folders)}
+        inside = {folder: set[bytes]() for folder, _ in folders}
+        for folder in inside:
+            place = os.path.join(os.fsencode(self.root), folder)
+            if os.path.isdir(place):
+                inside[folder] = set(os.listdir(place))
         missing = [i for i, (folder, name) in enumerate(folders) if name not in inside[folder]]
         return np.array(missing, np.int64)
 
 
-def _names_in(root: bytes, folder: bytes) -> set[bytes]:
-    try:
-        return set(os.listdir(os.path.join(root, folder)))
-    except (OSError, ValueError):
-        return set()
-
-
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with a data set.
+    """Something wrong with a data set: the rule, and what came instead."""
 
-    Attributes:
-        kind: ``line``, ``label``, ``duplicate``, ``missing`` and so on; see `large.KINDS`.
-        where: the file, or the list and its line.
-        detail: the rule, and what came instead.
-    """
-
-    kind: str
-    where: str
+    kind: str  # one of `large.KINDS`
+    where: str  # the file, or the list and its line
     detail: str
 
 
-@dataclass(frozen=True, eq=False)
-class Listing:
-    """The sound entries of a list, and what is wrong with the others.
+class Listing(NamedTuple):
+    """The sound entries of a list, and what is wrong with the others."""
 
-    Attributes:
-        source: the list, competition file or folder.
-        root: the folder that the paths start from.
-        paths: one per entry.
-        labels: shape (entries,).
-        problems: in the order of the list.
-        class_names: where the source has some.
-    """
-
-    source: Path
-    root: Path
+    source: Path  # the list, competition file or folder
+    root: Path  # the folder that the paths start from
     paths: list[str]
     labels: IntArray
     problems: list[Problem]
@@ -146,8 +126,6 @@ def scan(path: Path, root: Path, class_names: Sequence[str] | None = None) -> Li
     """
     if path.is_dir():
         return _scan_folder(path, class_names)
-    if not path.is_file():
-        raise InputError(f"there is no list {path}.")
     return (_scan_competition if path.suffix.lower() == ".json" else _scan_lines)(path, root)
 
 
@@ -172,6 +150,40 @@ def _scan_lines(path: Path, root: Path) -> Listing:
         else:
             entries.append((where, name, int(label)))
     return _listing(path, root, entries, problems)
+
+
+def _scan_competition(path: Path, root: Path) -> Listing:
+    """Read iNaturalist's json: images, annotations and categories, joined by their ids.
+
+    A label is a category's id; those of 2018 are 0 .. 8141, the same as in the list files.
+    """
+    document, label_of = read_json(path), dict[Any, int]()
+    rules, entries = list[str](), list[tuple[str, str, int]]()
+    try:
+        names = {entry["id"]: str(entry["name"]) for entry in document["categories"]}
+        for entry in document["annotations"]:
+            image, label = entry["image_id"], int(entry["category_id"])
+            if (first := label_of.setdefault(image, label)) != label:
+                rules.append(f"image {image} has two labels, {first} and {label}")
+        for entry in document["images"]:
+            image, name = entry["id"], str(entry["file_name"])
+            if image in label_of:
+                entries.append((f"{path}: image {image}", name, label_of[image]))
+            else:
+                rules.append(f"image {image}, {name!r}, has no annotation")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} is not a competition file with labels, {{images: [{{id, file_name}}], "
+            f"annotations: [{{image_id, category_id}}], categories: [{{id, name}}]}} "
+            f"({type(error).__name__}: {error}). The competition's test set has no annotations; "
+            f"results are reported on its validation set (val2018.json)."
+        ) from error
+    if not names or names.keys() != set(range(len(document["categories"]))):
+        raise InputError(
+            f"{path}: category ids must be 0 .. L - 1, each once, since they are the labels."
+        )
+    problems = [Problem("label", str(path), rule) for rule in rules]
+    return _listing(path, root, entries, problems, tuple(names[k] for k in range(len(names))))
 
 
 def _listing(
@@ -201,63 +213,18 @@ def _listing(
     return Listing(source, root, list(found), labels, problems, class_names)
 
 
-def _scan_competition(path: Path, root: Path) -> Listing:
-    """Read iNaturalist's json: images, annotations and categories, joined by their ids.
-
-    A label is a category's id; those of 2018 are 0 .. 8141, the same as in the list files.
-    """
-    document = read_json(path)
-    problems, label_of = list[Problem](), dict[Any, int]()
-    try:
-        for entry in document["annotations"]:
-            image, label = entry["image_id"], int(entry["category_id"])
-            if (first := label_of.setdefault(image, label)) != label:
-                rule = f"image {image} has two labels, {first} and {label}"
-                problems.append(Problem("label", str(path), rule))
-        categories = [(entry["id"], str(entry["name"])) for entry in document["categories"]]
-        images = [(entry["id"], str(entry["file_name"])) for entry in document["images"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} is not a competition file with labels, {{images: [{{id, file_name}}], "
-            f"annotations: [{{image_id, category_id}}], categories: [{{id, name}}]}} "
-            f"({type(error).__name__}: {error}). The competition's test set has no annotations; "
-            f"results are reported on its validation set (val2018.json)."
-        ) from error
-    if not categories or {number for number, _ in categories} != set(range(len(categories))):
-        raise InputError(
-            f"{path}: category ids must be 0 .. L - 1, each once, since they are the labels."
-        )
-    for image, name in images:
-        if image not in label_of:
-            rule = f"image {image}, {name!r}, has no annotation"
-            problems.append(Problem("label", str(path), rule))
-    entries = (
-        (f"{path}: image {image}", name, label_of[image])
-        for image, name in images
-        if image in label_of
-    )
-    names = tuple(name for _, name in sorted(categories))
-    return _listing(path, root, entries, problems, names)
-
-
 # --- folders <class>/<image> ----------------------------------------------------------------------
 
 
-def is_clutter(name: str) -> bool:
-    """Return whether a file or folder of this name is passed over.
-
-    Examples:
-        >>> [is_clutter(name) for name in (".DS_Store", "Thumbs.db", "cat.jpg")]
-        [True, True, False]
-    """
+def _is_clutter(name: str) -> bool:
     return name.startswith(".") or name.lower() in _CLUTTER
 
 
-def counting_order(name: str) -> tuple[list[tuple[int, str]], str]:
+def _counting_order(name: str) -> tuple[list[tuple[int, str]], str]:
     """Return a sort key under which numbers inside names count as numbers.
 
     Examples:
-        >>> sorted(["10", "9", "b2", "b10", "1"], key=counting_order)
+        >>> sorted(["10", "9", "b2", "b10", "1"], key=_counting_order)
         ['1', '9', '10', 'b2', 'b10']
     """
     pieces = re.split(r"([0-9]+)", name)
@@ -270,20 +237,20 @@ def stray_images(path: Path) -> list[Path]:
     return sorted(
         entry
         for entry in path.iterdir()
-        if entry.suffix.lower() in _ENDINGS and not is_clutter(entry.name) and entry.is_file()
+        if entry.suffix.lower() in _ENDINGS and not _is_clutter(entry.name) and entry.is_file()
     )
 
 
 def _scan_folder(path: Path, class_names: Sequence[str] | None) -> Listing:
     """List a tree ``PATH/<class>/<image>`` in the order people count in, without clutter."""
-    entries = (entry for entry in os.scandir(path) if not is_clutter(entry.name))
-    folders = sorted((entry.name for entry in entries if entry.is_dir()), key=counting_order)
+    entries = (entry for entry in os.scandir(path) if not _is_clutter(entry.name))
+    folders = sorted((entry.name for entry in entries if entry.is_dir()), key=_counting_order)
     known = folders if class_names is None else list(class_names)
-    unknown = sorted(set(folders) - set(known), key=counting_order)
+    unknown = sorted(set(folders) - set(known), key=_counting_order)
     paths, counts = list[str](), list[int]()
     for name in known + unknown:
         inside = os.listdir(path / name) if (path / name).is_dir() else []
-        images = sorted((file for file in inside if not is_clutter(file)), key=counting_order)
+        images = sorted((file for file in inside if not _is_clutter(file)), key=_counting_order)
         paths += [f"{name}/{file}" for file in images]
         counts.append(len(images))
     if not paths:
@@ -300,27 +267,27 @@ def _scan_folder(path: Path, class_names: Sequence[str] | None) -> Listing:
 
 def label_problems(listing: Listing, num_classes: int, *, every_class: bool) -> list[Problem]:
     """Return what is wrong with the labels of a listing as a whole."""
-    kind, labels, names = "label", listing.labels, listing.class_names
-    there, high = set(labels.tolist()), int(labels.max(initial=-1))
-    if not there:
-        kind, rule = "line", "the list is empty; it needs lines `path label`"
-    elif high >= num_classes:
-        name = listing.paths[int(labels.argmax())]
-        rule = f"labels must lie in 0 .. {num_classes - 1}, but {name!r} has {high}"
+    where, labels, names = str(listing.source), listing.labels, listing.class_names
+    if not len(labels):
+        return [Problem("line", where, "the list is empty; it needs lines `path label`")]
+    there, largest = set(labels.tolist()), listing.paths[int(labels.argmax())]
+    if labels.max() >= num_classes:
+        rule = f"labels must lie in 0 .. {num_classes - 1}, but {largest!r} has {labels.max()}"
     elif every_class and len(there) < num_classes:
         first = list(islice((label for label in range(num_classes) if label not in there), 3))
-        holes = num_classes - len(there) - len(first)
-        more = f" and {holes:,} more" if holes else ""
+        others = num_classes - len(there) - len(first)
+        more = f" and {others:,} more" if others else ""
         if listing.source.is_dir() and names is not None:
             empty = ", ".join(names[label] for label in first) + more
             rule = f"the class folder(s) {empty} hold no images; fill or remove them"
         else:
-            rule = f"labels must be 0 .. {num_classes - 1} without holes, but no image has label "
-            largest = f"; the largest label is that of {listing.paths[int(labels.argmax())]!r}"
-            rule += ", ".join(map(str, first)) + more + largest
+            rule = (
+                f"labels must be 0 .. {num_classes - 1} without holes, but no image has label "
+                f"{', '.join(map(str, first))}{more}; the largest label is that of {largest!r}"
+            )
     else:
         return []
-    return [Problem(kind, str(listing.source), rule)]
+    return [Problem("label", where, rule)]
 
 
 def record_name(text: str) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from longtail import _checks
-from longtail._checks import InputError
 from longtail.data.decoding import GREY, PhotoError, Pixels, is_plain, opened
 
 if TYPE_CHECKING:
@@ -36,18 +35,12 @@ def random_box(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Box:
-    """Return a random part of an image: area and shape at random, then the place.
+    """Return a random part of an image of `size` (W, H): area and shape at random, then the place.
 
         area = u·W·H,  u ~ U(scale);   r = e^v,  v ~ U(log ratio)
         w = round √(area·r),   h = round √(area/r),   until the box fits, ten times at most
 
     After ten boxes that don't fit, the largest centred one whose shape lies within `ratio`.
-
-    Args:
-        size: (W, H).
-        random: the generator.
-        scale: the least and the largest share of the area.
-        ratio: the least and the largest width over height.
 
     Examples:
         >>> random_box((40, 20), np.random.default_rng(0), scale=(1.0, 1.0), ratio=(2.0, 2.0))
@@ -70,36 +63,14 @@ def random_box(
     return Box((width - w) // 2, (height - h) // 2, w, h)
 
 
-def center_box(size: tuple[int, int], *, resize: int, crop: int) -> Box:
-    """Return the centre that is cut out once the shorter side is scaled to `resize`.
-
-    Args:
-        size: (W, H).
-        resize: pixels of the shorter side after scaling.
-        crop: pixels of the square.
-
-    Returns:
-        The square in pixels of the unscaled image, not whole numbers in general.
-
-    Examples:
-        >>> center_box((512, 256), resize=256, crop=224)
-        Box(left=144.0, top=16.0, width=224.0, height=224.0)
-    """
-    width, height = size
-    new_width, new_height = (resize * side // min(size) for side in size)
-    across, down = width / new_width, height / new_height
-    left, top = round((new_width - crop) / 2), round((new_height - crop) / 2)
-    return Box(left * across, top * down, crop * across, crop * down)
-
-
 @dataclass(frozen=True)
 class RandomCrop:
     """The view of training: a random part of the image, mirrored half of the time.
 
     Attributes:
         size: pixels of a side of the result.
-        scale: see `random_box`.
-        ratio: see `random_box`.
+        scale: the least and the largest share of the area, see `random_box`.
+        ratio: the least and the largest width over height.
         flip: how often the image is mirrored left to right.
     """
 
@@ -107,15 +78,6 @@ class RandomCrop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        _checks.whole(self.size, name="size")
-        for name, most in (("scale", 1.0), ("ratio", math.inf)):
-            low, high = getattr(self, name)
-            if not 0 < low <= high <= most:
-                rule = f"(least, largest), above zero and at most {most:g}"
-                raise InputError(f"`{name}` must be {rule}; got {(low, high)}.")
-        _checks.fraction(self.flip, name="flip")
 
     def __call__(self, file: str, random: np.random.Generator) -> Pixels:
         """Return the view of one file, shape (size, size, 3)."""
@@ -138,13 +100,16 @@ class CenterCrop:
     resize: int = 256
 
     def __post_init__(self) -> None:
-        _checks.whole(self.size, name="size")
         _checks.whole(self.resize, name="resize", at_least=self.size)
 
     def __call__(self, file: str, random: np.random.Generator | None = None) -> Pixels:
         """Return the view of one file, shape (size, size, 3); nothing in it is random."""
         with opened(file) as image:
-            box = center_box(image.size, resize=self.resize, crop=self.size)
+            # The square in pixels of the unscaled image, not whole numbers in general.
+            width, height = (self.resize * side // min(image.size) for side in image.size)
+            across, down = image.width / width, image.height / height
+            left, top = round((width - self.size) / 2), round((height - self.size) / 2)
+            box = Box(left * across, top * down, self.size * across, self.size * down)
             return _resampled(image, box, self.size)
 
 
@@ -180,9 +145,7 @@ class Header(NamedTuple):
 def check_photo(file: str, *, quick: bool = False) -> PhotoError | Header:
     """Return what is wrong with a file, or else its size and kind.
 
-    Args:
-        file: of an image.
-        quick: read its header only, which finds neither damage nor most truncation.
+    `quick` reads its header only, which finds neither damage nor most truncation.
     """
     try:
         with opened(file) as image:

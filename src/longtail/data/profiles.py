@@ -35,14 +35,14 @@ def profile_counts(
         array([500, 500,   5,   5])
     """
     _checks.choice(profile, PROFILES, name="profile")
-    check_ratio(imbalance_ratio)
+    ratio = check_ratio(imbalance_ratio)
     if profile == "step":
         whole = num_classes // 2
-        sizes = [largest] * whole + [largest / imbalance_ratio] * (num_classes - whole)
+        sizes = [largest] * whole + [largest / ratio] * (num_classes - whole)
     else:
         # Python's float power, not NumPy's: truncation turns a last-digit difference into a count.
         steps = max(num_classes - 1, 1)
-        sizes = [largest * imbalance_ratio ** (-i / steps) for i in range(num_classes)]
+        sizes = [largest * ratio ** (-i / steps) for i in range(num_classes)]
     # 49 · 49^−1 comes out as 0.999…; the guard is far below what tells real sizes apart.
     counts = [int(size * (1 + 1e-12)) for size in sizes]
     if min(counts) < 1:
@@ -53,14 +53,24 @@ def profile_counts(
     return np.array(counts, dtype=np.int64)
 
 
+def check_ratio(value: Any) -> float:
+    """Return an imbalance ratio: a finite number, at least 1."""
+    ratio = _checks.positive(value, name="imbalance_ratio")
+    if ratio < 1:
+        raise InputError(
+            f"`imbalance_ratio` is the largest class over the smallest, at least 1; "
+            f"got {ratio:g}; did you mean {1 / ratio:g}?"
+        )
+    return ratio
+
+
 def read_counts(path: Path | str) -> IntArray:
     """Return class sizes from a text file: whole numbers in label order, one a line.
 
     Spaces and commas separate numbers as well as line ends do; what follows a # is a comment.
     """
-    path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
         words = [word for line in lines for word in line.split("#")[0].replace(",", " ").split()]
         numbers = [float(word) for word in words]
     except ValueError as error:  # also bytes that are not text
@@ -69,12 +79,7 @@ def read_counts(path: Path | str) -> IntArray:
 
 
 def natural_counts(counts: Any, *, name: str = "counts") -> IntArray:
-    """Return class sizes as they are given, checked: whole numbers, none of them zero.
-
-    Examples:
-        >>> natural_counts([12, 40, 3])
-        array([12, 40,  3])
-    """
+    """Return class sizes as they are given, checked: whole numbers, none of them zero."""
     found = _checks.counts(counts, name=name)
     empty = np.flatnonzero(found == 0)
     if len(empty):
@@ -101,19 +106,3 @@ def fit_counts(counts: Any, *, num_classes: int, largest: int) -> IntArray:
     logs = np.interp(places, np.arange(len(given)), np.log(given / given[0]))
     sizes = np.rint(largest * np.exp(logs)).astype(np.int64)
     return np.asarray(np.maximum(sizes, 1))
-
-
-def check_ratio(value: Any) -> float:
-    """Return an imbalance ratio: a finite number, at least 1.
-
-    Examples:
-        >>> check_ratio(100)
-        100.0
-    """
-    ratio = _checks.tau(value, name="imbalance_ratio")
-    if ratio < 1:
-        raise InputError(
-            f"`imbalance_ratio` is the largest class over the smallest, at least 1; "
-            f"got {ratio:g}" + (f"; did you mean {1 / ratio:g}?" if ratio > 0 else ".")
-        )
-    return ratio

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.data.cifar import ARCHIVES, read_cifar, verify_official
@@ -25,7 +23,7 @@ from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.large import VARIABLE, find_sources
 from longtail.data.profiles import PROFILES, check_ratio, fit_counts, natural_counts, read_counts
 from longtail.data.subsets import make_long_tailed
-from longtail.runs import DataSpec, Settings
+from longtail.runs import DataSpec
 from longtail.runs.spec import POOL
 
 NATURAL = "natural"
@@ -79,8 +77,6 @@ def load(
     """
     if profile is not None:
         _checks.choice(profile, [*PROFILES, NATURAL], name="profile")
-    if imbalance_ratio is not None:
-        imbalance_ratio = check_ratio(imbalance_ratio)
     if counts is None and (profile == NATURAL or fit):
         raise InputError(
             "a natural profile and `fit` need `counts`, the class sizes or a file of them."
@@ -93,18 +89,19 @@ def load(
             )
         sizes = read_counts(counts) if isinstance(counts, str | Path) else natural_counts(counts)
         profile, settings = NATURAL, {"counts": sizes.tolist()}
-    official = str(name).removesuffix("-lt") if name in DATASETS and name != "digits-lt" else ""
+    ratio = None if imbalance_ratio is None else check_ratio(imbalance_ratio)
     label, path = str(name) if name in DATASETS else "any", Path(name)
-    asked = DataSpec(label, profile, imbalance_ratio, seed, settings=settings)
+    asked = DataSpec(label, profile, ratio, seed, settings=settings)
     if name == "digits-lt":
         pool, test = read_digits()
-    elif official:
-        found = _read_cifar(official, asked, data_dir, progress, fit)
+    elif name in DATASETS:
+        base = label.removesuffix("-lt")
+        found = _read_cifar(base, asked, data_dir, progress, fit)
         if isinstance(found, Path):
             return _as_frozen(found, asked, development)
         pool, test = found
         if verify:
-            verify_official(official, pool, test, where=str(data_dir))
+            verify_official(base, pool, test, where=str(data_dir))
     elif path.is_file() and not is_embeddings(path):
         return _as_frozen(path, asked, development)
     elif path.exists():
@@ -113,35 +110,29 @@ def load(
         label = where.name if folder else where.stem
         label = re.sub(r"[^A-Za-z0-9._+-]+", "-", label).lstrip("._+-") or "images"
         # Those of one name may differ, so the record tells them apart by what is in them.
-        content = Settings({**settings, POOL: pool.fingerprint[:16]})
-        asked = replace(asked, name=label, settings=content)
-        if profile is None and imbalance_ratio is None:
+        asked = replace(asked, name=label, settings={**settings, POOL: pool.fingerprint[:16]})
+        if profile is None and ratio is None:
             return LongTailedData(pool, test, replace(asked, seed=0))
     else:
         raise InputError(
             f"there is no data set, file or folder {str(name)!r}; the data sets are "
             f"{', '.join(DATASETS)}. A path may name a frozen file or a folder of images."
         )
-    return make_long_tailed(pool, test, _complete(asked, pool, fit), development=development)
-
-
-def _complete(asked: DataSpec, pool: ImageSet, fit: bool) -> DataSpec:
-    """Return the spec of a subset of the pool, as a run's record names it."""
-    if asked.profile != NATURAL:
-        ratio = asked.imbalance_ratio or DATASETS.get(asked.name)
+    if counts is None:
+        ratio = ratio or DATASETS.get(asked.name)
         if ratio is None:
             raise InputError(
                 f"a profile over {asked.name} needs `imbalance_ratio`, largest class over smallest."
             )
-        return replace(asked, profile=asked.profile or "exp", imbalance_ratio=ratio)
-    sizes = np.asarray(asked.settings["counts"])
-    if fit:
-        sizes = fit_counts(sizes, num_classes=pool.num_classes, largest=int(pool.counts.min()))
-    return replace(
-        asked,
-        imbalance_ratio=float(sizes.max() / sizes.min()),
-        settings=Settings({**asked.settings, "counts": sizes.tolist()}),
-    )
+        asked = replace(asked, profile=profile or "exp", imbalance_ratio=ratio)
+    else:
+        if fit:
+            largest = int(pool.counts.min())
+            sizes = fit_counts(sizes, num_classes=pool.num_classes, largest=largest)
+        settings = {**asked.settings, "counts": sizes.tolist()}
+        ratio = float(sizes.max() / sizes.min())
+        asked = replace(asked, imbalance_ratio=ratio, settings=settings)
+    return make_long_tailed(pool, test, asked, development=development)
 
 
 def _as_frozen(path: Path, asked: DataSpec, development: int | None) -> LongTailedData:
@@ -172,17 +163,17 @@ def _read_folder(path: Path, progress: Progress | None) -> tuple[ImageSet, Image
     sources = find_sources(path)
     if not sources.are_trees:
         raise InputError(f"{path} holds lists; `large.load_listed` reads images that stay on disk.")
-    listings = sources.listings()
     for image in sources.stray():
         raise InputError(f"{image} is in no class folder.")
-    for problem in sources.problems(listings):
+    for problem in sources.problems():
         raise InputError(f"{problem.where}: {problem.detail}.")
     parts: list[ImageSet] = []
-    for listing in (listings["train"], listings["test"]):
+    for split in ("train", "test"):
+        listing = sources.listings[split]
         files = [listing.root / name for name in listing.paths]
         size = parts[0].image_shape[1:] if parts else None
         pixels = decode_images(files, size=size, progress=progress)
-        parts.append(ImageSet(pixels, listing.labels, sources.class_names(listings)))
+        parts.append(ImageSet(pixels, listing.labels, sources.class_names))
     train, test = parts
     if train.image_shape != test.image_shape:
         raise InputError(
@@ -203,7 +194,7 @@ def _read_cifar(
     archive = ARCHIVES[base]
     how = (
         f"To get it, put {archive.url} into that folder, or the parquet files of "
-        f"huggingface.co/datasets/{archive.hub} into its sub-folder {base}, or a file made by: "
+        f"huggingface.co/datasets/uoft-cs/{base} into its sub-folder {base}, or a file made by: "
         f"longtail data freeze {asked.name} --dev {5000 // archive.num_classes} --out FILE.parquet"
     )
     given = data_dir if data_dir is not None else os.environ.get(VARIABLE)
@@ -218,17 +209,14 @@ def _read_cifar(
                 return read_cifar(path, name=base)
     config = "plain_text" if base == "cifar10" else "cifar100"  # a folder of the hub's
     for place in (folder / base, folder / base / config, folder / config):
-        train, test = (
+        parts = [
             sorted([*place.glob(f"{split}.parquet"), *place.glob(f"{split}-*-of-*.parquet")])
             for split in ("train", "test")
-        )
-        if train and test:
-            return (
-                read_hub_parquet(train, size=(32, 32), progress=progress),
-                read_hub_parquet(test, size=(32, 32), progress=progress),
-            )
-    others, complete = [], asked.profile or "exp"
-    ratio = asked.imbalance_ratio or DATASETS[asked.name]
+        ]
+        if all(parts):
+            train, test = (read_hub_parquet(p, size=(32, 32), progress=progress) for p in parts)
+            return train, test
+    others, ratio = [], asked.imbalance_ratio or DATASETS[asked.name]
     for path in sorted(folder.glob("*.parquet")):
         try:
             spec = DataSpec.from_json(read_record(path)["spec"])
@@ -236,7 +224,8 @@ def _read_cifar(
             continue
         if asked.profile == NATURAL:
             ratio = spec.imbalance_ratio or ratio
-        if spec == replace(asked, profile=complete, imbalance_ratio=ratio) and not fit:
+        wanted = replace(asked, profile=asked.profile or "exp", imbalance_ratio=ratio)
+        if spec == wanted and not fit:
             return path
         if spec.name == asked.name:
             others.append(f"{path.name} is {_words(spec)}")

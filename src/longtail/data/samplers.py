@@ -68,17 +68,20 @@ class ClassSampler:
         seed: int = 0,
         epochs: int | None = None,
     ) -> None:
-        self.rule = _checks.choice(rule, RULES, name="rule")
-        if num_classes is not None:
-            num_classes = _checks.whole(num_classes, name="num_classes")
+        self.rule, self.seed, self.epochs = _checks.choice(rule, RULES, name="rule"), seed, epochs
         targets = _checks.labels(labels, name="labels", num_classes=num_classes)
-        self.seed = _checks.whole(seed, name="seed", at_least=0)
         if (rule == "progressive") != (epochs is not None):
             raise InputError(
                 f"`epochs`, the number of epochs until sampling is class-balanced, is needed by "
                 f"the rule 'progressive' and by no other; got {epochs} for {rule!r}."
             )
-        self.epochs = None if epochs is None else _checks.whole(epochs, name="epochs", at_least=2)
+        if epochs is not None:
+            _checks.whole(epochs, name="epochs", at_least=2)
+        if rule == "under" and num_samples is not None:
+            raise InputError(
+                f"`num_samples` is {num_samples}, but the rule 'under' takes as many of each class "
+                f"as the smallest has; leave it out, or take 'class-balanced'."
+            )
         self.counts = np.bincount(targets, minlength=num_classes or 0)
         present = np.flatnonzero(self.counts)
         # Classes by size: those of one size are shuffled together, and no data set of n examples
@@ -86,16 +89,11 @@ class ClassSampler:
         self._classes = present[np.argsort(self.counts[present], kind="stable")]
         self._sizes = self.counts[self._classes]
         self._starts = (np.cumsum(self.counts) - self.counts)[self._classes]
-        self._members = _by_group(targets, len(self.counts))
-        if rule == "under" and num_samples is not None:
-            raise InputError(
-                f"`num_samples` is {num_samples}, but the rule 'under' takes as many of each class "
-                f"as the smallest has; leave it out, or take 'class-balanced'."
-            )
-        if rule == "under":
-            num_samples = int(len(self._sizes) * self._sizes[0])
-        elif num_samples is None:
-            num_samples = len(targets)
+        self._examples = len(targets)
+        if rule != "instance":
+            self._members = _by_group(targets, len(self.counts))
+        if num_samples is None:
+            num_samples = len(self._sizes) * self._sizes[0] if rule == "under" else len(targets)
         self._length = _checks.whole(num_samples, name="num_samples")
 
     def __len__(self) -> int:
@@ -104,7 +102,7 @@ class ClassSampler:
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(rule={self.rule!r}, num_samples={len(self)}, "
-            f"examples={len(self._members)}, num_classes={len(self.counts)}, seed={self.seed})"
+            f"examples={self._examples}, num_classes={len(self.counts)}, seed={self.seed})"
         )
 
     def class_weights(self, epoch: int) -> FloatArray:
@@ -116,46 +114,32 @@ class ClassSampler:
             [[0.75, 0.25], [0.625, 0.375], [0.5, 0.5]]
         """
         weights = np.zeros(len(self.counts))
-        epoch = _checks.whole(epoch, name="epoch", at_least=0)
         weights[self._classes] = self._probabilities(epoch)
         return weights
 
     def indices(self, epoch: int) -> IntArray:
-        """Return the examples of an epoch in their order, int64, shape (len(sampler),).
-
-        Args:
-            epoch: counted from 0.
-        """
-        epoch = _checks.whole(epoch, name="epoch", at_least=0)
+        """Return the examples of an epoch, counted from 0, in order; int64, shape (m,)."""
         random = np.random.default_rng([self.seed, epoch])
-        if self._mixture(epoch) == 0.0:
-            return self._passes(random)
+        if self.rule == "instance" or (self.rule == "progressive" and epoch == 0):
+            starts = range(0, self._length, self._examples)
+            passes = [random.permutation(self._examples) for _ in starts]
+            return np.concatenate(passes)[: self._length]
         draws = self._draws(epoch, random)
         stream = self._stream(draws, random)
         turns = np.repeat(np.arange(len(draws), dtype=np.int32), draws)
         random.shuffle(turns)
-        order = np.empty(len(self), np.int64)
+        order = np.empty(self._length, np.int64)
         order[_by_group(turns, len(draws))] = stream
         return order
 
-    def _mixture(self, epoch: int) -> float:
-        """Return t, the share of the rule beside instance sampling."""
-        if self.rule == "instance":
-            return 0.0
-        return 1.0 if self.epochs is None else min(epoch / (self.epochs - 1), 1.0)
-
     def _probabilities(self, epoch: int) -> FloatArray:
         """Return p_y of the classes that have examples, by size."""
-        t = self._mixture(epoch)
+        t = float(self.rule != "instance")  # the share of the rule beside instance sampling
+        if self.epochs is not None:
+            t = min(epoch / (self.epochs - 1), 1.0)
         wanted = np.sqrt(self._sizes) if self.rule == "square-root" else np.ones(len(self._sizes))
         p: FloatArray = (1 - t) * self._sizes / self._sizes.sum() + t * wanted / wanted.sum()
         return p
-
-    def _passes(self, random: np.random.Generator) -> IntArray:
-        """Return every example once, shuffled, and again from the start if the epoch is longer."""
-        examples = len(self._members)
-        passes = [random.permutation(examples) for _ in range(0, len(self), examples)]
-        return np.concatenate(passes)[: len(self)]
 
     def _draws(self, epoch: int, random: np.random.Generator) -> IntArray:
         """Return how often each class is drawn: m·p_y rounded up or down, with sum m."""
@@ -193,16 +177,10 @@ class ClassSampler:
 
 def _by_group(groups: NDArray[Any], num_groups: int) -> NDArray[Any]:
     """Return positions by group, ascending within each: a stable argsort in linear time."""
-    # The transposition of a matrix with one entry per row is a counting sort.
-    wide = np.int32 if len(groups) < 2**31 - 1 else np.int64
     from scipy import sparse  # here: reading data must not need it
 
-    rows = sparse.csr_matrix(
-        (
-            np.broadcast_to(np.int8(1), len(groups)),
-            groups.astype(wide, copy=False),
-            np.arange(len(groups) + 1, dtype=wide),
-        ),
-        shape=(len(groups), num_groups),
-    )
+    # The transposition of a matrix with one entry per row is a counting sort.
+    columns, ends = groups.astype(np.int32), np.arange(len(groups) + 1, dtype=np.int32)
+    entries = np.broadcast_to(np.int8(1), len(groups)), columns, ends
+    rows = sparse.csr_matrix(entries, shape=(len(groups), num_groups))
     return np.asarray(rows.tocsc().indices)

@@ -14,8 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +38,6 @@ View = RandomCrop | CenterCrop
 _WAIT_SECONDS = 600.0  # for a batch: a disk may sleep, but a worker that hangs must not go unseen
 # Errors of asking a worker that has just died for a batch that it had announced.
 _CUT_OFF = (EOFError, ConnectionError, FileNotFoundError)
-_SIGNAL_SECONDS = 1.0  # from a lost connection to torch's signal, on a busy machine too
 _logger = logging.getLogger("longtail")
 
 
@@ -57,13 +55,12 @@ class Batch(NamedTuple):
     indices: torch.Tensor
 
 
-class StreamOptions(TypedDict, total=False):
-    """Options of every stream; see `ImageStream`."""
+class Request(NamedTuple):
+    """A batch to decode; `draws` number the draws of the epoch of all processes."""
 
-    workers: int | None
-    prefetch: int
-    on_error: str
-    pin_memory: bool | None
+    epoch: int
+    indices: IntArray
+    draws: IntArray
 
 
 def training_stream(
@@ -74,7 +71,7 @@ def training_stream(
     view: RandomCrop | None = None,
     seed: int = 0,
     drop_last: bool = False,
-    **options: Unpack[StreamOptions],
+    **options: Any,
 ) -> ImageStream:
     """Stream shuffled or resampled epochs with random crops.
 
@@ -94,7 +91,6 @@ def training_stream(
     Returns:
         The stream; call `set_epoch` before each epoch.
     """
-    seed = _checks.whole(seed, name="seed", at_least=0)
     batch_size = _checks.whole(batch_size, name="batch_size")
     if sampler is None:
         drawn = ClassSampler(data.labels, num_classes=data.num_classes, seed=seed)
@@ -109,6 +105,27 @@ def training_stream(
     return ImageStream(data, requests, view=view or RandomCrop(), seed=seed, **options)
 
 
+class _Sampled:
+    """The requests of a sampler's epoch, each index with its place in that of all processes."""
+
+    def __init__(self, sampler: DistributedClassSampler, batch_size: int, drop_last: bool) -> None:
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+
+    def __len__(self) -> int:
+        size = self.batch_size
+        return (len(self.sampler) + (0 if self.drop_last else size - 1)) // size
+
+    def __iter__(self) -> Iterator[Request]:
+        sampler, size = self.sampler, self.batch_size
+        epoch, rows = sampler.epoch, np.fromiter(sampler, np.int64)
+        first = sampler.state_dict(taken=0)["position"] + sampler.rank
+        draws = first + sampler.num_replicas * np.arange(len(rows))
+        end = len(rows) // size * size if self.drop_last else len(rows)
+        for start in range(0, end, size):
+            some = slice(start, start + size)
+            yield Request(epoch, rows[some], draws[some])
+
+
 def evaluation_stream(
     data: ListedImages,
     *,
@@ -116,7 +133,7 @@ def evaluation_stream(
     view: CenterCrop | None = None,
     num_replicas: int | None = None,
     rank: int | None = None,
-    **options: Unpack[StreamOptions],
+    **options: Any,
 ) -> ImageStream:
     """Stream every example once, over all processes together, with nothing random.
 
@@ -139,90 +156,12 @@ def evaluation_stream(
     return ImageStream(data, requests, view=view or CenterCrop(), seed=0, **options)
 
 
-def planned_stream(
-    data: ListedImages, *, view: View, seed: int, **options: Unpack[StreamOptions]
-) -> ImageStream:
+def planned_stream(data: ListedImages, *, view: View, seed: int, **options: Any) -> ImageStream:
     """Stream batches that the caller lays down, epoch by epoch, with `ImageStream.set_plan`.
 
     For a trainer that knows its global batches and takes a part of each.
-
-    Args:
-        data: what to stream.
-        view: the crop.
-        seed: of the crops.
-        **options: workers, prefetch, on_error and pin_memory, see `ImageStream`.
-
-    Returns:
-        The stream, empty until a plan is set.
     """
     return ImageStream(data, [], view=view, seed=seed, **options)
-
-
-class Request(NamedTuple):
-    """A batch to decode; `draws` number the draws of the epoch of all processes."""
-
-    epoch: int
-    indices: IntArray
-    draws: IntArray
-
-
-class _Sampled:
-    """The requests of a sampler's epoch, each index with its place in that of all processes."""
-
-    def __init__(self, sampler: DistributedClassSampler, batch_size: int, drop_last: bool) -> None:
-        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
-
-    def __len__(self) -> int:
-        full, rest = divmod(len(self.sampler), self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
-
-    def __iter__(self) -> Iterator[Request]:
-        sampler, size = self.sampler, self.batch_size
-        epoch, step, indices = int(sampler.epoch), sampler.num_replicas, iter(sampler)
-        draw = None
-        while some := list(islice(indices, size)):
-            if len(some) < size and self.drop_last:
-                return
-            if draw is None:  # known once the sampler has begun
-                draw = sampler.state_dict(taken=0)["position"] + sampler.rank
-            yield Request(epoch, np.array(some, np.int64), draw + step * np.arange(len(some)))
-            draw += step * len(some)
-
-
-class StreamedImages(Dataset[Any]):
-    """The data set that torch's workers hold; it answers requests for whole batches."""
-
-    def __init__(self, data: ListedImages, view: View, seed: int) -> None:
-        self.data, self.view, self.seed = data, view, seed
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitems__(self, request: Request) -> tuple[Batch, list[tuple[int, str]]]:
-        """Decode a batch; torch's fetcher calls this with what the batch sampler yields.
-
-        Returns:
-            The batch without the images that can't be decoded, and these as (index, reason).
-        """
-        size, wanted = self.view.size, len(request.indices)
-        pixels = torch.empty((wanted, size, size, 3), dtype=torch.uint8)
-        if get_worker_info() is not None:
-            # Too little of it is an error here; in the thread of torch's queue it is a hang.
-            pixels.share_memory_()  # type: ignore[no-untyped-call]
-        out = pixels.numpy()
-        kept, failures = list[int](), list[tuple[int, str]]()
-        for index, draw in zip(request.indices.tolist(), request.draws.tolist(), strict=True):
-            random = np.random.default_rng([self.seed, request.epoch, draw])
-            try:
-                out[len(kept)] = self.view(self.data.file(index), random)
-            except PhotoError as error:
-                failures.append((index, error.reason))
-            else:
-                kept.append(index)
-        chosen = np.array(kept, np.int64)
-        images = pixels[: len(kept)].permute(0, 3, 1, 2)
-        labels = torch.from_numpy(self.data.labels[chosen])
-        return Batch(images, labels, torch.from_numpy(chosen)), failures
 
 
 class ImageStream:
@@ -230,7 +169,7 @@ class ImageStream:
 
     Args:
         data: what to stream.
-        requests: the batches of an epoch, anew in each iteration.
+        requests: an iterable of `Request`, the batches of an epoch, anew in each iteration.
         view: the crop.
         seed: of the crops.
         workers: processes that decode; by default this process's share of the cores. With 0
@@ -247,7 +186,7 @@ class ImageStream:
     def __init__(
         self,
         data: ListedImages,
-        requests: _Sampled | list[Request],
+        requests: Any,
         *,
         view: View,
         seed: int,
@@ -257,19 +196,18 @@ class ImageStream:
         pin_memory: bool | None = None,
     ) -> None:
         _checks.require("PIL", extra="train")
-        workers = default_workers() if workers is None else workers
-        self.workers = _checks.whole(workers, name="workers", at_least=0)
+        self.workers = default_workers() if workers is None else workers
         self.on_error = _checks.choice(on_error, ("stop", "skip"), name="on_error")
         self.data, self.skipped = data, Counter[int]()
         self._requests = requests
         parallel: dict[str, Any] = {}
-        if workers:
+        if self.workers:
             parallel = {"prefetch_factor": prefetch, "persistent_workers": True}
             parallel |= {"timeout": _WAIT_SECONDS, "worker_init_fn": _end_with_parent}
         self._loader: DataLoader[Any] = DataLoader(
             StreamedImages(data, view, seed),
-            batch_sampler=requests,  # type: ignore[arg-type]
-            num_workers=workers,
+            batch_sampler=requests,
+            num_workers=self.workers,
             collate_fn=_unchanged,  # a request is answered with a batch
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             generator=torch.Generator(),  # nothing here draws from it; torch's own stays untouched
@@ -282,20 +220,14 @@ class ImageStream:
 
     def set_epoch(self, epoch: int) -> None:
         """Set which epoch of a `training_stream` comes next, for its order and its crops."""
-        if not isinstance(self._requests, _Sampled):
-            raise InputError("only a training_stream has epochs; a planned one takes `set_plan`.")
         self._requests.sampler.set_epoch(epoch)
 
     def set_plan(self, epoch: int, batches: Iterable[tuple[IntArray, IntArray]]) -> None:
         """Lay down the next epoch, in a stream that `planned_stream` made.
 
-        Args:
-            epoch: for the crops.
-            batches: for each batch the positions in the data, and the number of each example's
-                draw in the epoch of all processes, on which its crop depends.
+        `batches` are the positions in the data, and the number of each example's draw in the
+        epoch of all processes, on which its crop depends.
         """
-        if isinstance(self._requests, _Sampled):
-            raise InputError("a training_stream has its sampler's plan; take `set_epoch`.")
         self._requests[:] = [Request(epoch, rows, draws) for rows, draws in batches]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -309,8 +241,8 @@ class ImageStream:
                         self._leave_out(batch, failures)
                     yield batch
             except _CUT_OFF:
-                if self.workers:  # that signal is on its way, and is to meet us here
-                    time.sleep(_SIGNAL_SECONDS)
+                if self.workers:
+                    time.sleep(1)  # that signal is on its way, and is to meet us here
                 raise
         except (RuntimeError, *_CUT_OFF) as error:
             text = str(error).strip() or type(error).__name__
@@ -320,11 +252,11 @@ class ImageStream:
             raise ChildProcessError(
                 errno.ECHILD,
                 f"a worker process that decodes images died, or gave no batch within "
-                f"{_WAIT_SECONDS:.0f} s ({text.splitlines()[-1].rstrip('. ')}). If the machine ran "
-                f"out of memory, or of shared memory in /dev/shm, enlarge it (docker run "
-                f"--shm-size=8g), or use fewer workers, a smaller prefetch or smaller batches; "
-                f"workers=0 decodes without other processes; and beside a GPU or several processes "
-                f'a script must keep what it does under `if __name__ == "__main__":`',
+                f"{_WAIT_SECONDS:.0f} s ({text.splitlines()[-1].rstrip('. ')}). If memory or "
+                f"/dev/shm ran out, enlarge it (docker run --shm-size=8g), or use fewer workers, a "
+                f"smaller prefetch or smaller batches; workers=0 decodes without other processes; "
+                f"and beside a GPU or several processes a script must keep what it does under "
+                f'`if __name__ == "__main__":`',
             ) from error
 
     def _leave_out(self, batch: Batch, failures: list[tuple[int, str]]) -> None:
@@ -346,6 +278,37 @@ class ImageStream:
             self.skipped[index] += 1
 
 
+class StreamedImages(Dataset[Any]):
+    """The data set that torch's workers hold; it answers requests for whole batches."""
+
+    def __init__(self, data: ListedImages, view: View, seed: int) -> None:
+        self.data, self.view, self.seed = data, view, seed
+
+    def __getitems__(self, request: Request) -> tuple[Batch, list[tuple[int, str]]]:
+        """Decode a batch; torch's fetcher calls this with what the batch sampler yields.
+
+        Images that can't be decoded are not in the batch but beside it, as (index, reason).
+        """
+        size, wanted = self.view.size, len(request.indices)
+        pixels = torch.empty((wanted, size, size, 3), dtype=torch.uint8)
+        if get_worker_info() is not None:
+            # Too little of it is an error here; in the thread of torch's queue it is a hang.
+            pixels.share_memory_()  # type: ignore[no-untyped-call]
+        out = pixels.numpy()
+        kept, failures = list[int](), list[tuple[int, str]]()
+        for index, draw in zip(request.indices.tolist(), request.draws.tolist(), strict=True):
+            random = np.random.default_rng([self.seed, request.epoch, draw])
+            try:
+                out[len(kept)] = self.view(self.data.file(index), random)
+            except PhotoError as error:
+                failures.append((index, error.reason))
+            else:
+                kept.append(index)
+        chosen = torch.tensor(kept, dtype=torch.int64)
+        images = pixels[: len(kept)].permute(0, 3, 1, 2)
+        return Batch(images, torch.from_numpy(self.data.labels[chosen.numpy()]), chosen), failures
+
+
 def _start_method() -> Any | None:
     """Return torch's way to start workers, but no fork of a process with CUDA or a group.
 
@@ -362,10 +325,9 @@ def _start_method() -> Any | None:
 
 def _end_with_parent(_: int) -> None:
     """In a worker, end when the training process is gone, even where a server forked it."""
-    parent = multiprocessing.parent_process()
 
     def wait() -> None:
-        if parent is not None:
+        if parent := multiprocessing.parent_process():
             parent.join()
             os._exit(1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,16 +17,9 @@ from longtail.runs import DataSpec
 DEVELOPMENT_IMAGES = 5000
 
 
-def _shuffled(labels: IntArray, num_classes: int, seed: int) -> Iterator[IntArray]:
-    """Yield the positions of each class in label order, shuffled as the literature does it."""
-    random = np.random.RandomState(seed)
-    for label in range(num_classes):
-        indices = np.flatnonzero(labels == label)
-        random.shuffle(indices)
-        yield indices
-
-
-def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) -> IntArray:
+def long_tailed_indices(
+    labels: IntArray, counts: IntArray, *, seed: int = 0, development: int = 0
+) -> IntArray:
     """Return the subset with the given class sizes, as the literature draws it.
 
     ``numpy.random.RandomState(seed)``; for each class in label order, shuffle that class's
@@ -37,6 +30,9 @@ def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) ->
         labels: of the full data set, in its official order, shape (examples,).
         counts: n_i, shape (num_classes,).
         seed: 0 for the subset that published results use.
+        development: if above 0, return examples that the subset leaves out instead, at most so
+            many of every class: the last of its shuffle, so that subsets of different imbalance
+            ratios have the same ones as far as they leave them out.
 
     Returns:
         Positions in `labels`, grouped by class.
@@ -45,43 +41,19 @@ def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) ->
         >>> labels = np.array([0, 1, 0, 1, 0, 1])
         >>> long_tailed_indices(labels, np.array([3, 1])).tolist()
         [4, 2, 0, 5]
-    """
-    chosen = []
-    for label, indices in enumerate(_shuffled(labels, len(counts), seed)):
-        if len(indices) < counts[label]:
-            raise InputError(
-                f"class {label} has {len(indices)} examples but the profile asks for "
-                f"{counts[label]}."
-            )
-        chosen.append(indices[: counts[label]])
-    return np.concatenate(chosen)
-
-
-def development_indices(
-    labels: IntArray, counts: IntArray, *, each: int, seed: int = 0
-) -> IntArray:
-    """Return examples that the long-tailed subset leaves out, up to `each` of every class.
-
-    They are the last of each class's shuffle, so that subsets of different imbalance ratios
-    have the same ones as far as they leave them out.
-
-    Args:
-        labels: as for `long_tailed_indices`.
-        counts: n_i of the subset, shape (num_classes,).
-        each: how many of every class, at most.
-        seed: of the subset.
-
-    Returns:
-        Positions in `labels`, grouped by class; none of them is in the subset.
-
-    Examples:
-        >>> labels = np.array([0, 1, 0, 1, 0, 1])
-        >>> development_indices(labels, np.array([3, 1]), each=1).tolist()
+        >>> long_tailed_indices(labels, np.array([3, 1]), development=1).tolist()
         [3]
     """
-    shuffled = _shuffled(labels, len(counts), seed)
-    left_out = [indices[count:] for indices, count in zip(shuffled, counts, strict=True)]
-    return np.concatenate([indices[-each:] for indices in left_out])
+    random, chosen = np.random.RandomState(seed), []
+    for label, count in enumerate(counts):
+        indices = np.flatnonzero(labels == label)
+        random.shuffle(indices)
+        if len(indices) < count:
+            raise InputError(
+                f"class {label} has {len(indices)} examples but the profile asks for {count}."
+            )
+        chosen.append(indices[count:][-development:] if development else indices[:count])
+    return np.concatenate(chosen)
 
 
 def make_long_tailed(
@@ -89,16 +61,15 @@ def make_long_tailed(
 ) -> LongTailedData:
     """Make the long-tailed training set that a spec describes, out of a larger one.
 
-    What it leaves out makes the development set, see `development_indices`.
-
     Args:
         pool: all training examples, in their official order.
         test: goes along untouched.
         spec: its `profile` is ``exp`` or ``step``, whose n_max is the size of the pool's
             smallest class; or ``natural``, with the class sizes as ``settings["counts"]``; or
             None for the whole pool as it is, which leaves nothing out.
-        development: how many of each class the development set has at most; if None, 5,000
-            images shared out among the classes; 0 for no such set.
+        development: how many of each class the development set has at most, of those that the
+            subset leaves out; if None, 5,000 images shared out among the classes; 0 for no such
+            set.
 
     Returns:
         The data, with this spec.
@@ -125,14 +96,13 @@ def make_long_tailed(
             num_classes=pool.num_classes,
             imbalance_ratio=spec.imbalance_ratio or 1,
         )
-    chosen = long_tailed_indices(pool.labels, counts, seed=spec.seed)
+    train = pool.take(long_tailed_indices(pool.labels, counts, seed=spec.seed))
     if development is None:
         development = max(1, DEVELOPMENT_IMAGES // pool.num_classes)
-    dev = None
-    if _checks.whole(development, name="development", at_least=0):
-        left = development_indices(pool.labels, counts, each=development, seed=spec.seed)
-        dev = pool.take(left) if len(left) else None
-    return LongTailedData(pool.take(chosen), test, spec, dev)
+    if not development or len(train) == len(pool):
+        return LongTailedData(train, test, spec)
+    left = long_tailed_indices(pool.labels, counts, seed=spec.seed, development=development)
+    return LongTailedData(train, test, spec, pool.take(left))
 
 
 def held_out_split(

@@ -8,27 +8,13 @@ from typing import Any
 import numpy as np
 
 from longtail import _checks
-from longtail._checks import InputError, IntArray
+from longtail._checks import InputError
 from longtail.data.samplers import ClassSampler
 
 _checks.require("torch", extra="torch")
 
 from torch import distributed
 from torch.utils.data import DistributedSampler
-
-
-def processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return how many processes share the work, and which one this is."""
-    running = distributed.is_available() and distributed.is_initialized()
-    if num_replicas is None:
-        num_replicas = distributed.get_world_size() if running else 1
-    if rank is None:
-        rank = distributed.get_rank() if running else 0
-    num_replicas = _checks.whole(num_replicas, name="num_replicas")
-    rank = _checks.whole(rank, name="rank", at_least=0)
-    if rank >= num_replicas:
-        raise InputError(f"`rank` must be below `num_replicas`, {num_replicas}; got {rank}.")
-    return num_replicas, rank
 
 
 class DistributedClassSampler(DistributedSampler[int]):
@@ -66,26 +52,10 @@ class DistributedClassSampler(DistributedSampler[int]):
         rank: int | None = None,
         drop_last: bool = True,
     ) -> None:
-        if not isinstance(sampler, ClassSampler):
-            raise InputError(
-                f"`sampler` must be a ClassSampler; got {type(sampler).__name__}. Make one from "
-                f"the labels: ClassSampler(labels, rule='class-balanced')."
-            )
         num_replicas, rank = processes(num_replicas, rank)
-        if drop_last and len(sampler) < num_replicas:
-            raise InputError(
-                f"the epoch has {len(sampler)} examples for {num_replicas} processes, so "
-                f"drop_last=True leaves nothing; pass drop_last=False."
-            )
         # torch's sampler asks its data set only for its length.
-        super().__init__(
-            sampler,  # type: ignore[arg-type]
-            num_replicas=num_replicas,
-            rank=rank,
-            shuffle=False,
-            seed=sampler.seed,
-            drop_last=drop_last,
-        )
+        given: Any = sampler
+        super().__init__(given, num_replicas, rank, False, sampler.seed, drop_last)
         self.sampler = sampler
         # Positions in the epoch of all processes together.
         self._start = 0  # where the next iteration begins
@@ -95,23 +65,19 @@ class DistributedClassSampler(DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Yield this process's indices of the epoch, or what a loaded state has left of it."""
         self._begun = self._handed_out = self._start
-        self._start = 0
-        mine = self._share(self.sampler.indices(self.epoch), self._begun)
-        for first in range(0, len(mine), 4096):  # so that no epoch stands as a list of ints
-            for index in mine[first : first + 4096].tolist():
-                self._handed_out += self.num_replicas
-                yield index
-
-    def _share(self, epoch: IntArray, start: int) -> IntArray:
-        """Return every num_replicas-th index from `start` on, equally many for every process."""
-        rest, step = epoch[start:], self.num_replicas
+        self._start, step = 0, self.num_replicas
+        epoch = self.sampler.indices(self.epoch)
+        rest = epoch[self._begun :]  # equally many for every process
         if not self.drop_last:
             rest = np.concatenate([rest, np.resize(epoch, -len(rest) % step)])
-        return rest[: len(rest) // step * step][self.rank :: step]
+        mine = rest[: len(rest) // step * step][self.rank :: step]
+        for first in range(0, len(mine), 4096):  # so that no epoch stands as a list of ints
+            for index in mine[first : first + 4096].tolist():
+                self._handed_out += step
+                yield index
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next; another one than the present begins at its start."""
-        epoch = _checks.whole(epoch, name="epoch", at_least=0)
         if epoch != self.epoch:
             self._start = self._begun = self._handed_out = 0
         super().set_epoch(epoch)
@@ -128,10 +94,7 @@ class DistributedClassSampler(DistributedSampler[int]):
             ``epoch``, ``position`` (in the epoch of all processes together) and
             ``drawn_from``, the sampler's repr.
         """
-        position = self._handed_out
-        if taken is not None:
-            taken = _checks.whole(taken, name="taken", at_least=0)
-            position = self._begun + taken * self.num_replicas
+        position = self._handed_out if taken is None else self._begun + taken * self.num_replicas
         return {"epoch": self.epoch, "position": position, "drawn_from": repr(self.sampler)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -147,3 +110,13 @@ class DistributedClassSampler(DistributedSampler[int]):
             )
         self.epoch = int(state["epoch"])
         self._start = self._begun = self._handed_out = int(state["position"])
+
+
+def processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """Return how many processes share the work, and which one this is."""
+    running = distributed.is_available() and distributed.is_initialized()
+    if num_replicas is None:
+        num_replicas = distributed.get_world_size() if running else 1
+    if rank is None:
+        rank = distributed.get_rank() if running else 0
+    return num_replicas, rank

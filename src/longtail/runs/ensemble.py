@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from longtail._checks import InputError
 from longtail.margins import MARGINS
@@ -31,13 +30,8 @@ def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
         raise InputError(
             f"two or more different runs are needed; got {', '.join(names) or 'none'}."
         )
-    return RunSpec(
-        dataset=dataset,
-        model=Part(NAME),
-        method=Part(NAME),
-        recipe=RecipeSpec(NAME),
-        settings=Settings({MEMBERS: names}),
-    )
+    settings = Settings({MEMBERS: names})
+    return RunSpec(dataset, Part(NAME), Part(NAME), RecipeSpec(NAME), settings=settings)
 
 
 def trained_seeds(spec: RunSpec) -> set[int | None]:
@@ -94,7 +88,7 @@ def mean_logits(runs: Sequence[Run], *, split: str) -> SplitLogits:
     runs = sorted(runs, key=lambda run: run.name)
     same_data(runs, split=split)
     first, mean = runs[0], scaled_logits(runs[0], split=split)
-    total: NDArray[np.float64] = np.zeros(mean.logits.shape)
+    total = np.zeros(mean.logits.shape)
     for run in runs:
         part, how = scaled_logits(run, split=split), None
         if run.class_names != first.class_names:
@@ -123,13 +117,23 @@ def ensemble(
     Returns:
         The ensemble, a finished run without weights; its time is that of all members.
     """
-    spec = ensemble_spec(runs[0].spec.dataset, [run.name for run in runs])
-    folder, first = Path(root) / spec.folder, runs[0]
-    logits, target, indices = mean_logits(runs, split=split)
+    first = runs[0]
+    spec = ensemble_spec(first.spec.dataset, [run.name for run in runs])
+    folder = Path(root) / spec.folder
+    mean = mean_logits(runs, split=split)
     there = None
     if (folder / "run.json").exists():
         there = Run.open(folder, verify=False, unfinished=True)
-    if there is None or not there.finished:
+    if there is not None and there.finished:
+        if split in there.splits and not replace:
+            if np.array_equal(there.logits(split).logits, mean.logits):
+                return there
+            raise RunError(
+                f"{folder} holds other mean logits of the split {split!r}: a member was trained "
+                f"or evaluated again since; pass --force (replace=True) to write them again."
+            )
+        writer = RunWriter.reopen(folder)
+    else:
         writer = RunWriter.create(
             root,
             spec,
@@ -139,17 +143,10 @@ def ensemble(
             class_names=first.class_names,
             force=True,
         )
-    elif split in there.splits and not replace:
-        if np.array_equal(there.logits(split).logits, logits):
-            return there
-        raise RunError(
-            f"{folder} holds other mean logits of the split {split!r}: a member was trained or "
-            f"evaluated again since; pass --force (replace=True) to write them again."
-        )
-    else:
-        writer = RunWriter.reopen(folder)
     data = first.record["splits"][split]["data"]
-    writer.write_logits(split, logits, target, indices=indices, data=data, replace=replace)
-    if writer.finished:
+    writer.write_logits(
+        split, mean.logits, mean.target, indices=mean.indices, data=data, replace=replace
+    )
+    if there is not None and there.finished:
         return Run.open(folder, verify=False)
     return writer.finish(seconds=sum(float(run.record["seconds"]) for run in runs))

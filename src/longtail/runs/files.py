@@ -1,7 +1,4 @@
-"""Files that are either whole or absent, and hashes that tell one content from another.
-
-A write goes to a temporary name of its own beside the target, reaches the disk, and is renamed.
-"""
+"""Files that are either whole or absent, and hashes that tell one content from another."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import platform
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -42,10 +40,7 @@ def is_temporary(path: Path) -> bool:
 def remove_leftovers(folder: Path) -> None:
     """Delete what killed writers left in a folder that nobody else writes to now."""
     for path in filter(is_temporary, folder.iterdir()):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager
@@ -79,12 +74,11 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
-    _sync(path.parent)
+    if os.name != "nt":  # Windows opens no folders
+        _sync(path.parent)
 
 
 def _sync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folders
     handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -118,24 +112,17 @@ def read_json(path: Path | str) -> Any:
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} is twice")
-        found[key] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} is twice")
     return found
 
 
-def canonical_json(document: Any) -> str:
-    """Return the one text of a JSON document: sorted keys, no spaces, no NaN.
-
-    Examples:
-        >>> canonical_json({"b": 1, "a": [0.1, None]})
-        '{"a":[0.1,null],"b":1}'
-    """
-    return json.dumps(
-        document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+# The one text of a JSON document: sorted keys, no spaces, no NaN.
+canonical_json = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+).encode
 
 
 def sha256(content: Path | str | bytes) -> str:
@@ -164,15 +151,13 @@ def fingerprint(*arrays: Any) -> str:
         False
     """
     digest = hashlib.sha256()
-    for array in arrays:
-        values = _checks.as_numpy(array)
-        if values.dtype.kind not in "biuf":
-            raise InputError(f"arrays must hold numbers or booleans; one is {values.dtype}.")
-        dtype = values.dtype.newbyteorder("<")
-        shape = ",".join(str(size) for size in values.shape)
-        digest.update(f"{dtype.str};{shape};".encode())
-        flat = np.atleast_1d(values)
-        rows = max(1, (1 << 24) // max(1, values.nbytes // max(1, len(flat))))
+    for array in map(_checks.as_numpy, arrays):
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"arrays must hold numbers or booleans; one is {array.dtype}.")
+        dtype = array.dtype.newbyteorder("<")
+        digest.update(f"{dtype.str};{','.join(map(str, array.shape))};".encode())
+        flat = np.atleast_1d(array)
+        rows = max(1, (1 << 24) // max(1, array.nbytes // max(1, len(flat))))
         for start in range(0, len(flat), rows):
             digest.update(np.ascontiguousarray(flat[start : start + rows], dtype=dtype).data)
     return digest.hexdigest()
@@ -192,28 +177,15 @@ def write_tensors(path: Path | str, tensors: Mapping[str, Any]) -> None:
 
     The same tensors give the same bytes.
     """
-    with atomic_path(path) as temporary:
-        save_tensors(temporary, tensors)
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Write named arrays to a safetensors file whose name is a temporary one."""
     safetensors = _checks.require("safetensors", extra="train")
-    api = _checks.require("safetensors.numpy", extra="train")
-    try:
-        api.save_file(_arrays(tensors), path)
-    except safetensors.SafetensorError as error:  # it reports a full disk as text
-        code = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
-
-
-def tensor_bytes(tensors: Mapping[str, Any]) -> bytes:
-    """Return what `write_tensors` writes."""
-    return bytes(_checks.require("safetensors.numpy", extra="train").save(_arrays(tensors)))
-
-
-def _arrays(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    return {n: np.asarray(_checks.as_numpy(tensors[n]), order="C") for n in sorted(tensors)}
+    save_file = _checks.require("safetensors.numpy", extra="train").save_file
+    arrays = {n: np.asarray(_checks.as_numpy(tensors[n]), order="C") for n in sorted(tensors)}
+    with atomic_path(path) as temporary:
+        try:
+            save_file(arrays, temporary)
+        except safetensors.SafetensorError as error:  # it reports a full disk as text
+            code = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
 
 
 def read_tensors(path: Path | str) -> dict[str, NDArray[Any]]:
@@ -228,10 +200,9 @@ def read_tensors(path: Path | str) -> dict[str, NDArray[Any]]:
             header = json.loads(file.read(length))
     except (safetensors.SafetensorError, ValueError) as error:
         raise InputError(f"{path} is not a readable safetensors file: {error}.") from error
+    header.pop("__metadata__", None)
     found: dict[str, NDArray[Any]] = {}
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         kind = np.dtype("?" if dtype == "BOOL" else f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
         start = 8 + length + entry["data_offsets"][0]
@@ -244,8 +215,7 @@ def read_tensors(path: Path | str) -> dict[str, NDArray[Any]]:
 def exclusive(folder: Path) -> Iterator[None]:
     """Be the only process that writes to a folder; a killed one leaves no claim behind.
 
-    Args:
-        folder: the folder; it need not exist. ``<folder>.lock`` stands beside it meanwhile.
+    The folder need not exist; ``<folder>.lock`` stands beside it meanwhile.
     """
     try:
         import fcntl
@@ -265,10 +235,10 @@ def exclusive(folder: Path) -> Iterator[None]:
             except OSError as error:  # some network file systems have no locks: go on without
                 if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                     raise
-            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                continue  # its owner removed it just now
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+            # Its owner removed the lock just now: take a new one.

@@ -16,13 +16,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +38,6 @@ FORMAT = 1
 RECORD, LOG, MODEL = "run.json", "log.jsonl", "model.safetensors"
 # The settings by which an ensemble names its runs, and a student those that it learnt from.
 MEMBERS, TEACHERS = "runs", "teachers"
-_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _logger = logging.getLogger("longtail")
 
 
@@ -53,12 +50,9 @@ class UnfinishedRunError(RunError):
 
 
 class SplitLogits(NamedTuple):
-    """Logits of a split, as `Run.logits` returns them.
+    """Logits of a split, shape (examples, num_classes), and each example's label.
 
-    Attributes:
-        logits: shape (examples, num_classes).
-        target: labels, shape (examples,), int64.
-        indices: each example's position in its data set, or None if that was not recorded.
+    `indices` are the examples' positions in their data set, or None if that was not recorded.
     """
 
     logits: NDArray[Any]
@@ -67,12 +61,7 @@ class SplitLogits(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The last layer, as far as weight normalization needs it.
-
-    Attributes:
-        norms: Euclidean norm of each class's weights, shape (num_classes,).
-        bias: shape (num_classes,), or None if the layer has none.
-    """
+    """The last layer's Euclidean norm of each class's weights, and its bias if it has one."""
 
     norms: NDArray[Any]
     bias: NDArray[Any] | None
@@ -80,11 +69,6 @@ class Head(NamedTuple):
 
 def logits_file(split: str) -> str:
     """Return the name of the file that holds a split's logits."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", split):
-        raise InputError(
-            f"`split` must be a name of small letters, digits, dashes and underscores, such as "
-            f"'test' or 'held-out'; got {split!r}."
-        )
     return f"logits-{split}.safetensors"
 
 
@@ -94,7 +78,7 @@ def seal(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "checksum": files.sha256(files.canonical_json(body).encode())}
 
 
-def read_record(folder: Path) -> dict[str, Any]:
+def _read_record(folder: Path) -> dict[str, Any]:
     """Return `run.json` of a folder: of this format or an older one, and not edited."""
     path = folder / RECORD
     if not path.is_file():
@@ -104,14 +88,14 @@ def read_record(folder: Path) -> dict[str, Any]:
         )
     try:
         record: dict[str, Any] = files.read_json(path)
-        newer, whole = record["format"] > FORMAT, record.get("checksum") == seal(record)["checksum"]
+        if record["format"] > FORMAT:
+            raise RunError(
+                f"it has format {record['format']}, which is newer than this longtail reads "
+                f"({FORMAT}); run: pip install --upgrade longtail"
+            )
+        whole = record.get("checksum") == seal(record)["checksum"]
     except (ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{path} was edited or damaged: {error}") from error
-    if newer:
-        raise RunError(
-            f"{folder} has format {record['format']}, which is newer than this longtail reads "
-            f"({FORMAT}); run: pip install --upgrade longtail"
-        )
+        raise RunError(f"{path} can't be read: {error}") from error
     if not whole:
         raise RunError(
             f"{path} was edited after it was written (its checksum does not match); "
@@ -120,21 +104,39 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-@dataclass(frozen=True, eq=False)
 class Run:
     """A run folder, opened for reading. Make one with `Run.open`.
 
     Attributes:
         folder: where it is.
-        spec: what was asked for.
-        prior: class frequencies of the examples that it trained on.
         record: all of `run.json`.
+        spec: what was asked for.
+        name: ``<dataset>/<method>-s<seed>-<hash8>``, wherever the folder may lie.
+        prior: class frequencies of the examples that it trained on.
+        data: fingerprint of the training data.
+        class_names: names of the classes, or None where they were not recorded.
+        finished: True once training came to its end.
+        splits: those whose logits are here.
+        has_model: True if the weights are here (an archive may leave them out).
+        members: names of the runs that an ensemble is the mean of; empty for any other run.
+        teachers: names of the runs that a student learnt from; empty for any other run.
     """
 
-    folder: Path
-    spec: RunSpec
-    prior: ClassPrior
-    record: Mapping[str, Any]
+    def __init__(self, folder: Path, record: Mapping[str, Any]) -> None:
+        self.folder, self.record = folder, record
+        self.spec = RunSpec.from_json(record["spec"])
+        self.name = self.spec.folder.as_posix()
+        counts = np.asarray(record["prior"]["counts"])
+        probs = np.asarray(record["prior"].get("probs", counts / counts.sum()))
+        self.prior = ClassPrior(probs=probs, counts=counts)
+        self.data = str(record["data"])
+        names = record.get("class_names")
+        self.class_names: tuple[str, ...] | None = None if names is None else tuple(names)
+        self.finished = record["status"] == "finished"
+        self.splits: tuple[str, ...] = tuple(record["splits"])
+        self.has_model = MODEL in record["files"]
+        self.members: tuple[str, ...] = tuple(self.spec.settings.get(MEMBERS, ()))
+        self.teachers: tuple[str, ...] = tuple(self.spec.settings.get(TEACHERS, ()))
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = True, unfinished: bool = False) -> Run:
@@ -151,7 +153,7 @@ class Run:
             UnfinishedRunError: it is half written.
         """
         folder = Path(folder)
-        record = read_record(folder)
+        record = _read_record(folder)
         if record["status"] != "finished" and not unfinished:
             again = record.get("command")
             raise UnfinishedRunError(
@@ -167,51 +169,7 @@ class Run:
                     f"{path} was edited or damaged after it was written (its hash does not "
                     f"match {RECORD}); restore it or train again."
                 )
-        counts = np.asarray(record["prior"]["counts"])
-        probs = np.asarray(record["prior"].get("probs", counts / counts.sum()))
-        prior = ClassPrior(probs=probs, counts=counts)
-        return cls(folder, RunSpec.from_json(record["spec"]), prior, record)
-
-    @property
-    def name(self) -> str:
-        """``<dataset>/<method>-s<seed>-<hash8>``, wherever the folder may lie."""
-        return self.spec.folder.as_posix()
-
-    @property
-    def finished(self) -> bool:
-        """True once training came to its end."""
-        return bool(self.record["status"] == "finished")
-
-    @property
-    def data(self) -> str:
-        """Fingerprint of the training data."""
-        return str(self.record["data"])
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, where they were recorded."""
-        names = self.record.get("class_names")
-        return None if names is None else tuple(names)
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Splits whose logits are here."""
-        return tuple(self.record["splits"])
-
-    @property
-    def has_model(self) -> bool:
-        """True if the weights are here (an archive may leave them out)."""
-        return MODEL in self.record["files"]
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Names of the runs that an ensemble is the mean of; empty for any other run."""
-        return tuple(self.spec.settings.get(MEMBERS, ()))
-
-    @property
-    def teachers(self) -> tuple[str, ...]:
-        """Names of the runs that a student learnt from; empty for any other run."""
-        return tuple(self.spec.settings.get(TEACHERS, ()))
+        return cls(folder, record)
 
     def evaluation(self, split: str) -> str:
         """Return the command that writes a split's logits; an ensemble's are its members' mean."""
@@ -226,33 +184,32 @@ class Run:
 
         Logits that an archive stored in half precision are decoded (see `pack`).
         """
-        tensors = self._split(split)
+        if split not in self.splits:
+            raise RunError(
+                f"{self.folder} has no logits of the split {split!r} (there: "
+                f"{', '.join(self.splits) or 'none'}); run: {self.evaluation(split)}"
+            )
+        tensors = files.read_tensors(self.folder / logits_file(split))
         logits = tensors["logits"]
         if "row_max" in tensors:
             peak = tensors["row_max"][:, None]
             logits = peak + logits.astype(peak.dtype)
         return SplitLogits(logits, tensors["target"], tensors.get("index"))
 
-    def _split(self, split: str) -> dict[str, NDArray[Any]]:
-        if split not in self.splits:
-            raise RunError(
-                f"{self.folder} has no logits of the split {split!r} (there: "
-                f"{', '.join(self.splits) or 'none'}); run: {self.evaluation(split)}"
-            )
-        return files.read_tensors(self.folder / logits_file(split))
-
     @property
     def head(self) -> Head | None:
         """Norms and bias of the last layer, or None if no split recorded them."""
         for split, entry in self.record["splits"].items():
             if entry["head"] is not None:
-                tensors = self._split(split)
+                tensors = files.read_tensors(self.folder / logits_file(split))
                 return Head(tensors["head_norms"], tensors.get("head_bias"))
         return None
 
     def log(self) -> list[dict[str, Any]]:
         """Return the logged lines; a last line that a kill cut short is left out."""
-        return _read_log(self.folder / LOG)
+        lines = [json.loads(line).items() for line in _log_lines(self.folder)]
+        text = ("NaN", "Infinity", "-Infinity")  # of numbers that JSON does not have
+        return [{k: float(v) if v in text else v for k, v in line} for line in lines]
 
     def model(self) -> dict[str, NDArray[Any]]:
         """Return the weights by name, memory-mapped."""
@@ -266,36 +223,17 @@ class Run:
         return f"Run({self.folder.as_posix()!r}, splits={list(self.splits)}{state})"
 
 
-def _read_log(path: Path) -> list[dict[str, Any]]:
+def _log_lines(folder: Path) -> list[bytes]:
     """Return the complete lines of a log; there may be no log yet."""
-    complete, _, _ = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
-    lines = [json.loads(line).items() for line in complete.splitlines()]
-    return [
-        {k: _NONFINITE.get(v, v) if isinstance(v, str) else v for k, v in line} for line in lines
-    ]
-
-
-def _log_line(values: Mapping[str, Any]) -> bytes:
-    """Return values as JSON; non-finite numbers, which a diverging loss may be, as text."""
-    kept = {}
-    for key, value in values.items():
-        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-            value = value.item()
-        if isinstance(value, float) and not math.isfinite(value):
-            value = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        kept[key] = value
-    return (json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    path = folder / LOG
+    return [line for line in path.open("rb") if line.endswith(b"\n")] if path.exists() else []
 
 
 def run_folders(root: Path | str) -> list[Path]:
     """Return every run folder at or up to two levels below `root`, or its folder ``runs``, by name.
 
-    Args:
-        root: a run folder, a data set's folder, a folder of runs, or one that has a folder
-            ``runs`` in it, as `longtail demo` leaves it.
-
-    Returns:
-        Paths, finished or not, readable or not; `Run.open` says which.
+    So `root` may be a run folder, a data set's folder, a folder of runs, or one that has a folder
+    ``runs`` in it, as `longtail demo` leaves it. Runs may be unfinished or unreadable.
     """
     root = Path(root)
     if not root.is_dir():
@@ -309,13 +247,7 @@ def run_folders(root: Path | str) -> list[Path]:
 
 
 def find_runs(root: Path | str, *, verify: bool = True, unfinished: bool = False) -> list[Run]:
-    """Open the finished runs below a folder, in order of their folders' names.
-
-    Args:
-        root: as in `run_folders`.
-        verify: as in `Run.open`.
-        unfinished: also those that were interrupted.
-    """
+    """Open the finished runs that `run_folders` finds, in its order; options as in `Run.open`."""
     found = [Run.open(folder, verify=verify, unfinished=True) for folder in run_folders(root)]
     return [run for run in found if run.finished or unfinished]
 
@@ -335,25 +267,24 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
     opened = list(runs)
     if not opened:
         raise InputError("`runs` is empty; at least one run is needed.")
-    first = opened[0]
-    seen: dict[str, Run] = {}
+    first, seen = opened[0], dict[str, Run]()
     for run in opened:
-        other_classes = run.prior.num_classes != first.prior.num_classes
-        if other_classes or run.data != first.data:
-            how = "have different numbers of classes" if other_classes else ""
+        how = "were trained on different data" if run.data != first.data else ""
+        if run.prior.num_classes != first.prior.num_classes:
+            how = "have different numbers of classes"
+        if how:
             lines = [s for s in first.spec.difference(run.spec) if s.startswith("dataset.")]
             detail = f" ({'; '.join(lines)})" if lines else ""
             raise RunError(
-                f"{first.folder} and {run.folder} {how or 'were trained on different data'}"
-                f"{detail}; compare runs of one data set."
+                f"{first.folder} and {run.folder} {how}{detail}; compare runs of one data set."
             )
         for name in run.splits if split is None else (split,):
             if name not in run.splits:
                 run.logits(name)  # says what is missing and how to make it
             other = seen.setdefault(name, run)
-            mine, theirs = run.record["splits"][name], other.record["splits"][name]
-            both = None not in (mine["data"], theirs["data"])
-            if mine["target"] != theirs["target"] or (both and mine["data"] != theirs["data"]):
+            mine, theirs = (one.record["splits"][name] for one in (run, other))
+            images = {mine["data"], theirs["data"]} - {None}
+            if mine["target"] != theirs["target"] or len(images) > 1:
                 way_out = f"judge both again with `longtail evaluate RUN --split {name} --force`"
                 if name == "held-out":
                     way_out = "compare runs of one held-out part"
@@ -406,9 +337,7 @@ class RunWriter:
     """
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
-        self.folder = folder
-        self._record = record
-        self._started = time.monotonic()
+        self.folder, self._record, self._started = folder, record, time.monotonic()
 
     @classmethod
     def create(
@@ -435,33 +364,24 @@ class RunWriter:
             class_names: one per class, for reports.
             force: delete a run that is there already.
         """
-        folder = Path(root) / spec.folder
-        counts = prior.counts
+        folder, counts = Path(root) / spec.folder, prior.counts
         if counts is None:
             raise InputError(
                 "`prior` must carry the numbers of training examples; make it with "
                 "ClassPrior.from_counts or .from_labels."
             )
-        smoothed = not np.array_equal(counts / counts.sum(), prior.probs)
-        names = None if class_names is None else [str(name) for name in class_names]
-        if names is not None and len(names) != prior.num_classes:
-            raise InputError(
-                f"`class_names` has {len(names)} names for {prior.num_classes} classes."
-            )
+        known: dict[str, Any] = {"counts": counts.tolist()}
+        if not np.array_equal(counts / counts.sum(), prior.probs):  # smoothed
+            known["probs"] = prior.probs.tolist()
         record = {
             "format": FORMAT,
             "status": "running",
             "spec": spec.to_json(),
-            "prior": {
-                "counts": counts.tolist(),
-                **({"probs": prior.probs.tolist()} if smoothed else {}),
-            },
+            "prior": known,
             "data": str(data),
-            "class_names": names,
+            "class_names": None if class_names is None else list(map(str, class_names)),
             "command": command,
-            "device": str(device),
-            "threads": _threads(),
-            "versions": files.versions(),
+            **_machine(device),
             "created": _now(),
             "resumed": [],
             "seconds": None,
@@ -486,26 +406,22 @@ class RunWriter:
     def resume(cls, folder: Path | str, spec: RunSpec, *, device: str = "cpu") -> RunWriter:
         """Take up an interrupted run of the same spec.
 
-        Files that were written stay; temporary leftovers of a killed writer are removed. Which
-        log lines to keep is for the caller to say, see `rewind_log`.
-
-        Args:
-            folder: the run's folder.
-            spec: must decide the same result as the run's own.
-            device: what it runs on now.
+        Files that were written stay; which log lines to keep is for the caller to say, see
+        `rewind_log`. `device` is what it runs on now.
         """
         folder = Path(folder)
-        writer = cls(folder, read_record(folder))
-        there = RunSpec.from_json(writer._record["spec"])
-        if spec.identity != there.identity:
+        record = _read_record(folder)
+        there = RunSpec.from_json(record["spec"])
+        if spec.hash8 != there.hash8:
             raise RunError(
                 f"{folder} has another spec, so it can't be resumed: "
                 f"{'; '.join(there.difference(spec))} (the folder's against yours)."
             )
-        if writer.finished:
+        if record["status"] == "finished":
             raise RunError(f"{folder} is finished; there is nothing to resume.")
         files.remove_leftovers(folder)
-        before, threads = writer._record.get("threads"), _threads()
+        now = _machine(device)
+        before, threads = record.get("threads"), now["threads"]
         if device == "cpu" and None not in (before, threads) and before != threads:
             _logger.warning(
                 "%s was begun with %d threads and goes on with %d: the last bits of its weights "
@@ -513,13 +429,8 @@ class RunWriter:
                 "keeps them",
                 *(folder, before, threads, before),
             )
-        now = {
-            "at": _now(),
-            "device": str(device),
-            "threads": threads,
-            "versions": files.versions(),
-        }
-        writer._save(resumed=[*writer._record["resumed"], now])
+        writer = cls(folder, record)
+        writer._save(resumed=[*record["resumed"], {"at": _now(), **now}])
         return writer
 
     @classmethod
@@ -528,21 +439,18 @@ class RunWriter:
         run = Run.open(folder, verify=False)
         return cls(run.folder, dict(run.record))
 
-    @property
-    def finished(self) -> bool:
-        """True once the run's training has ended."""
-        return bool(self._record["status"] == "finished")
-
     def log(self, **values: Any) -> None:
         """Append one line to the log; NaN and infinity are kept, as text."""
-        self._refuse_if_finished()
+        for key, value in values.items():
+            number = value.item() if getattr(value, "ndim", None) == 0 else value
+            odd = isinstance(number, float) and not math.isfinite(number)
+            values[key] = json.dumps(number) if odd else number
         with open(self.folder / LOG, "ab") as file:
-            file.write(_log_line(values))
+            file.write(json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
     def rewind_log(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Keep only the log lines that `keep` says yes to, such as those before a checkpoint."""
-        self._refuse_if_finished()
-        lines = [_log_line(line) for line in _read_log(self.folder / LOG) if keep(line)]
+        lines = [line for line in _log_lines(self.folder) if keep(json.loads(line))]
         files.write_bytes(self.folder / LOG, b"".join(lines))
 
     def write_logits(
@@ -578,8 +486,7 @@ class RunWriter:
                 f"{self.folder} has the logits of the split {split!r} already; pass --force "
                 f"(replace=True) to write them again."
             )
-        classes = len(record["prior"]["counts"])
-        scores = _checks.matrix(logits)
+        classes, scores = len(record["prior"]["counts"]), _checks.matrix(logits)
         if scores.shape[1] != classes:
             raise InputError(
                 f"`logits` has {scores.shape[1]} columns but the run has {classes} classes."
@@ -591,56 +498,48 @@ class RunWriter:
             tensors["index"] = _checks.labels(indices, name="indices")
         for key, values in tensors.items():
             _checks.same_length(scores, values, name=key)
-        if bias is not None and norms is None:  # it would be stored as the norms
-            raise InputError("`bias` needs the head's `norms` beside it.")
-        head = [_checks.as_numpy(values) for values in (norms, bias) if values is not None]
-        tensors |= dict(zip(("head_norms", "head_bias"), head, strict=False))
-        others = {key: value for key, value in record["splits"].items() if key != split}
-        for other, entry in others.items():
+        head = {"head_norms": norms, "head_bias": bias} if norms is not None else {}
+        head = {key: _checks.as_numpy(found) for key, found in head.items() if found is not None}
+        splits = {key: value for key, value in record["splits"].items() if key != split}
+        for other, entry in splits.items():
             if head and entry["head"] is not None:
                 theirs = files.read_tensors(self.folder / logits_file(other))["head_norms"]
                 # Another machine may add the norms up in another order.
-                if not np.allclose(head[0], theirs, rtol=1e-9):
+                if not np.allclose(head["head_norms"], theirs, rtol=1e-9):
                     raise InputError(
                         f"the head's `norms` differ from those stored with the split {other!r}, "
                         f"so these logits come from other weights."
                     )
+        listed = {key: value for key, value in record["files"].items() if key != name}
+        if split in record["splits"]:  # unlisted first: a kill must not look like an edit
+            self._save(splits=splits, files=listed)
+        files.write_tensors(self.folder / name, tensors | head)
         entry = {
             "examples": len(scores),
             "dtype": scores.dtype.name,
             "target": files.fingerprint(tensors["target"]),
             "data": data,
-            "head": files.fingerprint(*head) if head else None,
+            "head": files.fingerprint(*head.values()) if head else None,
         }
-        listed = {key: value for key, value in record["files"].items() if key != name}
-        with files.atomic_path(self.folder / name) as temporary:
-            files.save_tensors(temporary, tensors)
-            digest = files.sha256(temporary)
-            if split in record["splits"]:  # unlisted first: a kill must not look like an edit
-                self._save(splits=others, files=listed)
-        self._save(splits={**others, split: entry}, files={**listed, name: digest})
+        digest = files.sha256(self.folder / name)
+        self._save(splits={**splits, split: entry}, files={**listed, name: digest})
 
     def write_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the weights by name (NumPy arrays or torch tensors)."""
-        self._refuse_if_finished()
         files.write_tensors(self.folder / MODEL, tensors)
         digest = files.sha256(self.folder / MODEL)
         self._save(files={**self._record["files"], MODEL: digest})
 
     def finish(self, *, seconds: float | None = None, **facts: Any) -> Run:
-        """Declare the run finished.
+        """Declare the run finished, and open it.
 
         Args:
             seconds: training time; without it, the time since this writer was made.
             facts: anything else worth recording, such as ``parameters=464154``.
-
-        Returns:
-            The finished run.
         """
-        self._refuse_if_finished()
         listed = dict(self._record["files"])
-        if (self.folder / LOG).exists():
-            self.rewind_log(lambda line: True)  # puts it on the disk, without a torn line
+        if lines := _log_lines(self.folder):
+            files.write_bytes(self.folder / LOG, b"".join(lines))  # on the disk, without a torn one
             listed[LOG] = files.sha256(self.folder / LOG)
         taken = time.monotonic() - self._started if seconds is None else seconds
         self._save(
@@ -654,18 +553,15 @@ class RunWriter:
 
     def _save(self, **changes: Any) -> None:
         record = seal({**self._record, **changes})
-        files.write_json(self.folder / RECORD, record)
+        files.write_bytes(self.folder / RECORD, files.json_bytes(record))
         self._record = record
 
-    def _refuse_if_finished(self) -> None:
-        if self.finished:
-            raise RunError(f"{self.folder} is finished.")
 
-
-def _threads() -> int | None:
-    """Return torch's number of threads, on which the last bits of a sum depend; None without it."""
+def _machine(device: str) -> dict[str, Any]:
+    """Return what a run's record says of where it runs: the last bits of sums depend on it."""
     torch = sys.modules.get("torch")
-    return None if torch is None else int(torch.get_num_threads())
+    threads = None if torch is None else int(torch.get_num_threads())
+    return {"device": str(device), "threads": threads, "versions": files.versions()}
 
 
 def _now() -> str:

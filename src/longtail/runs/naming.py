@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from longtail.runs.folder import MEMBERS, TEACHERS, Run
@@ -14,44 +15,32 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Group runs that differ only in the seed, in its order, under the name of their method.
 
     Where a method was trained in several ways, what tells them apart is in the name, such as
-    ``logit-adjusted (tau=2) (20% held out)``.
+    ``logit-adjusted (tau=2) (20% held out)``; a hash where words say too little.
     """
     methods: dict[str, list[Run]] = {}
     for run in runs:
         methods.setdefault(method_words(run.spec), []).append(run)
-    return {
-        f"{name} ({words})" if words else name: group
-        for name, alike in methods.items()
-        for words, group in told_apart(alike).items()
-    }
-
-
-def told_apart(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group runs of one method by what tells them apart besides the seed.
-
-    Returns:
-        Runs in order of seed, by words such as ``epochs=50, bfloat16`` or ``3 runs`` of an
-        ensemble; by none where all are alike. Where words say too little, a hash says the rest.
-    """
-    groups: dict[RunSpec, list[Run]] = {}
-    one_a_seed = len({run.spec.seed for run in runs}) == len(runs)
-    for run in runs:
-        settings = dict(run.spec.settings)
-        if one_a_seed:  # each may have a teacher or first weights of its own seed
-            settings |= {key: "" for key in (TEACHERS, "weights") if key in settings}
-        groups.setdefault(replace(run.spec, seed=0, settings=settings), []).append(run)
-    details = {spec: _details(group[0].spec) for spec, group in groups.items()}
-    several = [len(set(words)) > 1 for words in zip(*details.values(), strict=True)]
-    words_of = {
-        spec: [word for word, differs in zip(words, several, strict=True) if differs]
-        for spec, words in details.items()
-    }
     found: dict[str, list[Run]] = {}
-    for spec, group in groups.items():
-        words = list(filter(None, words_of[spec]))
-        if list(words_of.values()).count(words_of[spec]) > 1:
-            words.append(group[0].spec.hash8)
-        found[", ".join(words)] = sorted(group, key=lambda run: run.spec.seed)
+    for name, alike in methods.items():
+        ways: dict[RunSpec, list[Run]] = {}
+        one_a_seed = len({run.spec.seed for run in alike}) == len(alike)
+        for run in alike:
+            settings = dict(run.spec.settings)
+            if one_a_seed:  # each may have a teacher or first weights of its own seed
+                settings |= {key: "" for key in (TEACHERS, "weights") if key in settings}
+            ways.setdefault(replace(run.spec, seed=0, settings=settings), []).append(run)
+        details = [_details(group[0].spec) for group in ways.values()]
+        several = [len(set(words)) > 1 for words in zip(*details, strict=True)]
+        told = [
+            [word for word, differs in zip(words, several, strict=True) if differs]
+            for words in details
+        ]
+        for words, group in zip(told, ways.values(), strict=True):
+            said = list(filter(None, words))
+            if told.count(words) > 1:
+                said.append(group[0].spec.hash8)
+            title = f"{name} ({', '.join(said)})" if said else name
+            found[title] = sorted(group, key=attrgetter("spec.seed"))
     return found
 
 
@@ -77,16 +66,18 @@ def trained_unlike(runs: Sequence[Run]) -> list[str]:
         Words such as ``epochs 2 and 6``, for everything of which the methods share no value.
         Ensembles, which are not trained, don't count.
     """
+    values: dict[str, dict[Part, dict[str, None]]] = {}  # by name of the value and method
     facts = [(run.spec.method, _training(run.spec)) for run in runs if not run.members]
-    found = []
-    for key in dict.fromkeys(key for _, values in facts for key in values):
-        of_method: dict[Part, dict[str, None]] = {}
-        for method, values in facts:
+    for key in dict.fromkeys(key for _, training in facts for key in training):
+        for method, training in facts:
             # LDAM's loss needs its own head.
             if key != "head" or method.name.partition("+")[0] != "ldam":
-                of_method.setdefault(method, {})[values.get(key, "unset")] = None
-        if of_method and not set.intersection(*map(set, of_method.values())):
-            *others, last = dict.fromkeys(value for some in of_method.values() for value in some)
+                of_method = values.setdefault(key, {}).setdefault(method, {})
+                of_method[training.get(key, "unset")] = None
+    found = []
+    for key, by_part in values.items():
+        if not set.intersection(*map(set, by_part.values())):
+            *others, last = dict.fromkeys(value for some in by_part.values() for value in some)
             words = f"{', '.join(others)} and {last}"
             found.append(f"{words} held out" if key == "held out" else f"{key} {words}")
     return found
@@ -94,14 +85,14 @@ def trained_unlike(runs: Sequence[Run]) -> list[str]:
 
 def _training(spec: RunSpec) -> dict[str, str]:
     """Return how a run was trained, by the names that ``--set`` has; without its method."""
+    values = {**spec.model.settings, **spec.recipe.values}
     return {
         "model": spec.model.name,
         "held out": f"{100 * spec.dataset.held_out:.3g}%" if spec.dataset.held_out else "nothing",
         "precision": str(spec.settings.get("precision", "float32")),
         "teachers": str(len(spec.settings.get(TEACHERS, ()))),
         "weights": str(spec.settings.get("weights", "none")),
-        **{key: _typed(value) for key, value in spec.model.settings.items()},
-        **{key: _typed(value) for key, value in spec.recipe.values.items()},
+        **{key: _typed(value) for key, value in values.items()},
     }
 
 

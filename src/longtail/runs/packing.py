@@ -10,7 +10,7 @@ import io
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,18 +29,12 @@ _LEAST = np.float16(-(2.0**-24))
 
 
 def half_logits(logits: NDArray[Any]) -> tuple[NDArray[np.float16], NDArray[Any], float]:
-    """Return logits as each row's maximum, exact, and float16 distances from it.
+    """Return logits' float16 distances from each row's maximum, the maxima, and the largest change.
 
     A distance is off by at most 2⁻¹¹ of itself (3·10⁻⁸ near zero), so the error is smallest
     where a decision is closest. The maximum, its ties and the argmax stay exactly as they were:
-    a distance too small for float16 becomes the smallest one there is, not zero.
-
-    Args:
-        logits: shape (examples, num_classes), finite.
-
-    Returns:
-        distances (≤ 0), row maxima in the logits' own type (float32 at least), and the largest
-        absolute change of a logit.
+    a distance too small for float16 becomes the smallest one there is, not zero. Maxima have the
+    logits' own type, float32 at least.
 
     Examples:
         >>> half, peak, change = half_logits(np.array([[3.0, 3.0 - 1e-9, -1.0]]))
@@ -100,45 +94,47 @@ def pack(
         raise InputError(f"`archive` must end in .tar.gz or .tgz; got {archive.name!r}.")
     if archive.exists() and not force:
         raise InputError(f"{archive} exists; pass --force (force=True) to replace it.")
-    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-    opened = sorted((Run.open(folder) for folder in folders), key=lambda run: run.name)
+    folders = [run.folder if isinstance(run, Run) else run for run in runs]
+    opened = sorted(map(Run.open, folders), key=lambda run: run.name)
     if not opened:
         raise InputError("`runs` is empty; at least one finished run is needed.")
     for one, two in pairwise(opened):
         if one.name == two.name:
             raise InputError(f"{one.folder} and {two.folder} are the same run; name one of them.")
-    with files.atomic_path(archive) as temporary, open(temporary, "wb") as file:
-        # No name and no time in the header: the same runs give the same bytes.
-        with (
-            gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as zipped,
-            tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as tar,
-        ):
-            for done, run in enumerate(opened):
-                if progress is not None:
-                    progress(done, len(opened), run.name)
-                splits = run.splits if logits else ()
-                packed = _packed_files(run, splits, weights=weights, half=half)
-                for name, content in packed.items():
-                    _add(tar, f"{run.name}/{name}", content)
-        if progress is not None:
-            progress(len(opened), len(opened), archive.name)
+    # No owner, no mode and no time in the headers: the same runs give the same bytes.
+    with (
+        files.atomic_path(archive) as temporary,
+        open(temporary, "wb") as file,
+        gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        for done, run in enumerate(opened):
+            if progress is not None:
+                progress(done, len(opened), run.name)
+            for name, content in _packed_files(run, weights, logits, half).items():
+                entry = tarfile.TarInfo(f"{run.name}/{name}")
+                with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as f:
+                    entry.size = f.seek(0, io.SEEK_END)
+                    f.seek(0)
+                    tar.addfile(entry, f)
+    if progress is not None:
+        progress(len(opened), len(opened), archive.name)
     return archive
 
 
-def _packed_files(
-    run: Run, splits: Sequence[str], *, weights: bool, half: bool
-) -> dict[str, bytes | Path]:
+def _packed_files(run: Run, weights: bool, logits: bool, half: bool) -> dict[str, bytes | Path]:
     """Return the files that an archive holds of a run; its record is made to match."""
-    entries = {split: run.record["splits"][split] for split in splits}
-    kept = [LOG, *([MODEL] if weights else []), *map(logits_file, splits)]
+    entries = dict(run.record["splits"]) if logits else {}
+    kept = [LOG, *([MODEL] if weights else []), *map(logits_file, entries)]
     content: dict[str, bytes | Path] = {
         name: run.folder / name for name in kept if name in run.record["files"]
     }
-    for split in splits if half else ():
+    for split in entries if half else ():
         tensors = files.read_tensors(run.folder / logits_file(split))
         if "row_max" not in tensors and tensors["logits"].dtype != np.float16:
             tensors["logits"], tensors["row_max"], change = half_logits(tensors["logits"])
-            content[logits_file(split)] = files.tensor_bytes(tensors)
+            save = _checks.require("safetensors.numpy", extra="train").save
+            content[logits_file(split)] = save(dict(sorted(tensors.items())))
             entries[split] = {**entries[split], "dtype": "float16", "largest_change": change}
     listed = {name: files.sha256(data) for name, data in sorted(content.items())}
     # What the run was before it was packed, so that copies can be traced to each other.
@@ -147,14 +143,6 @@ def _packed_files(
     } | run.record.get("packed", {}).get("originals", {})
     record = {**run.record, "splits": entries, "files": listed, "packed": {"originals": originals}}
     return {RECORD: files.json_bytes(seal(record)), **dict(sorted(content.items()))}
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes | Path) -> None:
-    entry = tarfile.TarInfo(name)  # owner, time and mode at their fixed defaults
-    with io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb") as file:
-        entry.size = file.seek(0, io.SEEK_END)
-        file.seek(0)
-        tar.addfile(entry, file)
 
 
 def unpack(
@@ -186,7 +174,10 @@ def unpack(
     staging = root / ".unpack.tmp"
     with files.exclusive(root / ".unpack"):
         shutil.rmtree(staging, ignore_errors=True)  # of a call that was killed
-        _put_back(root)
+        for aside in filter(files.is_temporary, root.glob("*/*")):  # likewise
+            place = aside.with_name(aside.name.rsplit(".", 2)[0])
+            if aside.is_dir():
+                shutil.rmtree(aside) if place.exists() else aside.rename(place)
         try:
             _extract(archive, staging)
             staged = [Run.open(path.parent) for path in sorted(staging.glob(f"*/*/{RECORD}"))]
@@ -213,16 +204,6 @@ def unpack(
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     return [Run.open(root / name, verify=False) for name in names]
-
-
-def _put_back(root: Path) -> None:
-    """Undo what a killed `unpack` had begun: a run that was renamed aside gets its name again."""
-    for aside in filter(files.is_temporary, root.glob("*/*")):
-        place = aside.with_name(aside.name.rsplit(".", 2)[0])
-        if aside.is_dir() and place.exists():
-            shutil.rmtree(aside)
-        elif aside.is_dir():
-            aside.rename(place)
 
 
 def _extract(archive: Path, folder: Path) -> None:

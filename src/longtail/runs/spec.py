@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from longtail._checks import InputError
 from longtail.runs.files import canonical_json, sha256
@@ -20,18 +20,14 @@ POOL = "pool"
 """Setting of data read from a folder of one's own: a fingerprint of what it held."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # folders are named after it
-_NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "seed": (lambda x: isinstance(x, int) and x >= 0, "a whole number, at least 0"),
-    "held_out": (lambda x: 0 <= x < 1, "a number, at least 0 and below 1"),
-    "imbalance_ratio": (lambda x: x is None or x >= 1, "a number, at least 1"),
-}
+_RANGES = {"seed": (0, math.inf), "held_out": (0, 1), "imbalance_ratio": (1, math.inf)}
 
 
 class Settings(dict[str, Any]):
-    """A mapping of names to JSON values that can't be changed once made.
+    """A mapping of names to JSON values.
 
     Lists become tuples and nested mappings Settings, so that a spec reads the same before and
-    after a trip through a file, and can be hashed.
+    after a trip through a file, and can be hashed. To change one, make a new one.
 
     Examples:
         >>> Settings({"milestones": [160, 180]})["milestones"]
@@ -40,15 +36,6 @@ class Settings(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any] | None = None):
         super().__init__({key: _frozen(item) for key, item in (values or {}).items()})
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("the settings of a RunSpec can't be changed; make a new spec")
-
-    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = _refuse
-    __ior__ = _refuse  # type: ignore[assignment]
-
-    def __reduce__(self) -> tuple[type[Settings], tuple[dict[str, Any]]]:
-        return Settings, (dict(self),)
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(sorted(self.items())))
@@ -60,16 +47,7 @@ def _frozen(value: Any) -> Any:
         return Settings(value)
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if value is None or isinstance(value, int | str):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    raise InputError(
-        f"settings of a RunSpec must be finite numbers, text, booleans, None, lists or mappings; "
-        f"got {value!r}."
-    )
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _plain(value: Any, *, identity: bool = False) -> Any:
@@ -78,11 +56,11 @@ def _plain(value: Any, *, identity: bool = False) -> Any:
     With `identity`, fields at their default are left out and whole floats become integers.
     """
     if isinstance(value, _Document):
+        defaults = {f.name: {} if f.default is MISSING else f.default for f in fields(value)}
         value = {
-            f.name: getattr(value, f.name)
-            for f in fields(value)
-            if not identity
-            or getattr(value, f.name) != (Settings() if f.default is MISSING else f.default)
+            name: getattr(value, name)
+            for name, default in defaults.items()
+            if not identity or getattr(value, name) != default
         }
     if isinstance(value, Mapping):
         return {key: _plain(item, identity=identity) for key, item in value.items()}
@@ -109,9 +87,10 @@ class _Document:
                     f"RunSpec: names must be of letters, digits, dots, dashes and underscores, "
                     f"since folders are named after them; got {value!r}."
                 )
-            if f.name in _NUMBERS and not _NUMBERS[f.name][0](value):
-                rule = _NUMBERS[f.name][1]
-                raise InputError(f"RunSpec: `{f.name}` must be {rule}; got {value!r}.")
+            low, high = _RANGES.get(f.name, (0, 0))
+            if low < high and value is not None and not low <= value < high:
+                rule = f"at least {low}" + (f" and below {high}" if high < math.inf else "")
+                raise InputError(f"`{f.name}` must be {rule}; got {value!r}.")
             self.__dict__[f.name] = value
 
     @classmethod
@@ -206,21 +185,16 @@ class RunSpec(_Document):
     settings: Mapping[str, Any] = field(default_factory=Settings)
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """The part of the spec that decides the result: the hash's input.
+    def hash8(self) -> str:
+        """Eight hexadecimal digits that tell runs with different results apart.
 
         A recipe counts by its values, not by its name or by how they came about. A field at
         its default is left out, so that adding one later changes no existing hash; whole
         floats count as integers, since 1 and 1.0 train alike.
         """
-        found = dict(_plain(self, identity=True))
-        found["recipe"] = {k: v for k, v in found["recipe"].items() if k == "values"}
-        return found
-
-    @property
-    def hash8(self) -> str:
-        """Eight hexadecimal digits that tell runs with different results apart."""
-        return sha256(canonical_json(self.identity).encode())[:8]
+        decides = _plain(self, identity=True)
+        decides["recipe"] = {k: v for k, v in decides["recipe"].items() if k == "values"}
+        return sha256(canonical_json(decides).encode())[:8]
 
     @property
     def folder(self) -> Path:
