@@ -99,7 +99,12 @@ def main(arguments: list[str] | None = None) -> int:
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
-        _prepare_streams()
+        # Output never fails for a character, or because nobody reads it.
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (for the whole process)
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
         if not several:  # end as after an error, so that temporary files are removed
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # People add --debug to the end of the line that just failed.
@@ -115,11 +120,12 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 1
     except Exception as error:
-        if debug and not _console.is_usage(error):
+        usage = hasattr(error, "format_message")  # the parser's own kind of exception
+        if debug and not usage:
             raise
-        code = _console.report(error)
+        code = _wrong_usage(error) if usage else _failure(error)
     if code == 130:
-        _console.error_line("interrupted")
+        _console.message("error", "interrupted")
     code = code if isinstance(code, int) else 0
     if arguments is None and several:
         # Threads of torch's process groups may still hold tensors and abort a process that has
@@ -130,10 +136,28 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def _prepare_streams() -> None:
-    """Make sure that output never fails for a character, or because nobody reads it."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (for as long as the process)
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+def _wrong_usage(error: Any) -> int:
+    """Print in one line what is wrong with the command line, or the help if it was empty."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    text = error.format_message().strip().rstrip(".?").removeprefix("Invalid value: ")
+    context = getattr(error, "ctx", None)
+    hint = f"; see: {context.command_path} --help" if context is not None else ""
+    _console.message("error", text[:1].lower() + text[1:] + hint)
+    return 2
+
+
+def _failure(error: Exception) -> int:
+    """Print in one line what failed."""
+    from longtail._checks import InputError, MissingExtraError
+
+    text = f"{type(error).__name__}: {error} (a bug in longtail? --debug shows the traceback)"
+    if isinstance(error, InputError | MissingExtraError):
+        text = _console.as_options(str(error))
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    elif isinstance(error, MemoryError):
+        text = f"not enough memory: {error}" if str(error) else "not enough memory"
+    _console.message("error", text)
+    return 1

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption, option
-from longtail.cli._inputs import (
-    ClassesOption,
-    CountsOption,
-    Method,
-    SmoothingOption,
-    TrainLabelsOption,
-    read_prior,
-    read_target,
-    trained_plainly,
-    warn_if_adjusted,
-)
+from longtail.cli import _console, _inputs, _runs
+from longtail.cli._console import option
+from longtail.cli._inputs import Method
 
 if TYPE_CHECKING:
     from longtail.runs import Run
@@ -36,18 +26,12 @@ _ADJUSTING |= {"--costs"}
 # What else may be given with --undo.
 _UNDOING = {"--model", "--out", "--undo", "--force", "--json"}
 
-
-class BiasMode(StrEnum):
-    """Treatment of the bias under weight normalization."""
-
-    scale = "scale"
-    keep = "keep"
-    drop = "drop"
+BiasMode = StrEnum("BiasMode", ["scale", "keep", "drop"])
 
 
 @app.command()
 def bake(
-    ctx: typer.Context,
+    context: typer.Context,
     model: Annotated[
         Path,
         typer.Argument(
@@ -58,8 +42,8 @@ def bake(
         Path,
         option("FILE", "Write the baked model here, as MODEL is: file or folder.", "--out", "-o"),
     ],
-    counts: CountsOption = None,
-    train_labels: TrainLabelsOption = None,
+    counts: _inputs.Counts = None,
+    train_labels: _inputs.TrainLabels = None,
     prior: Annotated[
         str | None, option("P,P,...|FILE", "Or the classes' probabilities themselves.")
     ] = None,
@@ -67,7 +51,7 @@ def bake(
     tau_from: Annotated[
         Path | None, option("FILE", "Take tau from what `tune --json` printed.")
     ] = None,
-    target: Annotated[str, option("balanced|FILE", "Class frequencies to aim at.")] = "balanced",
+    target: _inputs.Target = "balanced",
     costs: Annotated[
         str | None, option("C,C,...|FILE", "What an error on each class costs.")
     ] = None,
@@ -85,13 +69,13 @@ def bake(
     inputs: Annotated[
         Path | None, option("FILE.npz", "Check an ONNX model on these, by input name.")
     ] = None,
-    classes: ClassesOption = None,
-    smoothing: SmoothingOption = 0.0,
+    classes: _inputs.Classes = None,
+    smoothing: _inputs.Smoothing = 0.0,
     undo: Annotated[
         bool, option(None, "Take out what was baked in, to the last byte.", "--undo")
     ] = False,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Fold an adjustment into a model file, to deploy as it is.
 
@@ -119,9 +103,7 @@ def bake(
     from longtail.predictions.labels import read_class_names, read_numbers
     from longtail.priors import ClassPrior
 
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-    named = [f"--{name.replace('_', '-')}" for name in typed]
+    named = [f"--{name.replace('_', '-')}" for name in _console.typed(context)]
     normalizing = method is Method.weight_normalization
     what, useless = f"--method {method.value}", _ADJUSTING if normalizing else {"--bias-mode"}
     if undo:
@@ -163,33 +145,23 @@ def bake(
                     )
                 found = ClassPrior.from_probs(probs)
             else:
-                found = read_prior(
-                    counts,
-                    train_labels,
-                    known=None if run is None else run.prior,
-                    smoothing=smoothing,
-                    num_classes=width,
-                    class_names=names,
-                    otherwise=" or --prior FILE",
-                )
+                known = None if run is None else run.prior
+                found = _inputs.read_prior(context.params, known, width, names)
             width = len(found.probs)
             if strength >= LEAST_AGAIN and np.ptp(found.probs) > 0:
-                plain = tau_from is not None  # held-out data are right for whatever training
+                doubtful = tau_from is None  # held-out data are right for whatever training
                 if run is not None:
                     asked = None if tau_from else strength
                     elsewhere = " and ".join(n for n in ("--target", "--costs") if n in named)
-                    plain |= trained_plainly(run)
-                    plain |= warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere or None)
-                doubtful = not plain
-            library.bake_logit_adjustment(
-                model,
-                found,
-                target_prior=None if target == "balanced" else read_target(target, width, names),
-                costs=None
-                if costs is None
-                else read_numbers(costs, option="--costs", num_classes=width, class_names=names),
-                **common,
-            )
+                    doubtful &= not _runs.warn_if_adjusted(
+                        run, found, tau=asked, elsewhere=elsewhere or None
+                    )
+            common["target_prior"] = _inputs.read_target(target, width, names)
+            if costs is not None:
+                common["costs"] = read_numbers(
+                    costs, option="--costs", num_classes=width, class_names=names
+                )
+            library.bake_logit_adjustment(model, found, **common)
     if not undo:
         record = library.bake_record(out)
     assert record is not None
@@ -208,7 +180,7 @@ def bake(
     if doubtful:
         texts.append("Right only if trained without logit adjustment or class balancing.")
     for text in texts:
-        _console.line(_console.wrapped(text))
+        _console.line(text, wrap=True)
 
 
 def _opened(model: Path, out: Path) -> Run:

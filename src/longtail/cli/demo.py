@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption, option
+from longtail.cli._console import option
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -32,8 +32,8 @@ def demo(
         "longtail-demo"
     ),
     seeds: Annotated[int, option("N", "Trainings per method.", min=1)] = 5,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """See on real images, in a minute, what logit adjustment does.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import statistics
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console, _data, _training
-from longtail.cli._console import ForceOption, JsonOption, option
-from longtail.cli._opening import RunsArgument, open_members, open_runs
+from longtail.cli import _console, _data, _runs
+from longtail.cli._console import option
 
 if TYPE_CHECKING:
-    from longtail.metrics import PerClassError
     from longtail.runs import Run
-
-    Errors = dict[Path, PerClassError]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -37,7 +33,7 @@ class Split(StrEnum):
 
 @app.command()
 def evaluate(
-    runs: RunsArgument,
+    runs: _runs.Runs,
     split: Annotated[Split, option(None, "What to judge them on.")] = Split.test,
     ensemble: Annotated[
         bool,
@@ -54,12 +50,12 @@ def evaluate(
     dataset: Annotated[
         str | None, option("NAME", "The data's frozen file or folder, if the runs don't say.")
     ] = None,
-    data_dir: _data.DataDirOption = None,
-    root: _training.RootOption = None,
-    workers: _training.WorkersOption = None,
-    device: _training.DeviceOption = "auto",
-    force: ForceOption = False,
-    json: JsonOption = False,
+    data_dir: _data.DataDir = None,
+    root: _runs.Root = None,
+    workers: _runs.Workers = None,
+    device: _runs.Device = "auto",
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Judge finished runs on the test set, alone or together.
 
@@ -86,6 +82,9 @@ def evaluate(
       longtail evaluate runs/imagenet-lt --split val --root images
     """
     from longtail import runs as library
+    from longtail._checks import InputError
+    from longtail.runs import DataSpec
+    from longtail.runs.ensemble import ensemble_spec
 
     anew = force or errors_only
     if errors_only and (ensemble or force):
@@ -94,18 +93,29 @@ def evaluate(
         raise typer.BadParameter(
             "training writes held-out logits; leave out --force and --errors-only"
         )
+    opened = _runs.open_runs(runs, split=split.value, anew=anew, together=ensemble)
     if ensemble:
-        opened = open_members(runs, split=split.value)
-    else:
-        opened = open_runs(runs, split=split.value, anew=anew)
-    data = _training.RunData(dataset, data_dir, root)
+        averages = [run for run in opened if run.members]
+        opened = _runs.without(opened, averages, "only trained runs are averaged")
+        _runs.warn_of_frequencies(opened)
+        ensemble_spec(DataSpec("any"), [run.name for run in opened])  # refuses a single run
+    places = _runs.RunData(dataset, data_dir, root)
     missing = [run for run in opened if anew or split not in run.splits]
     # What is there already is held against the data that the command names.
-    work = opened if data.where and split != Split.held_out else missing
-    errors: Errors = {}
+    work = opened if places.where() and split != Split.held_out else missing
+    errors = {}
     if work or "WORLD_SIZE" in os.environ:
-        how: dict[str, Any] = {"force": force, "errors_only": errors_only}
-        found = _compute(work, split, data, workers=workers, device=device, **how)
+        for run in work:
+            if split == Split.held_out:
+                raise InputError(f"{run.folder} has no held-out part; train with --held-out 0.2.")
+            if run in missing:
+                if run.members:
+                    raise InputError(
+                        f"{run.folder} is an ensemble and has no network to compute logits with; "
+                        f"its members have: {run.evaluation(split)}{' --force' if force else ''}"
+                    )
+                run.model()  # says why there are no weights, before work on other runs
+        found = _compute(work, split, places, workers, device, force=force, errors_only=errors_only)
         if found is None:
             return
         if errors_only:
@@ -125,29 +135,27 @@ def evaluate(
         # What is held out differs from seed to seed; other splits must be the same images.
         for group in groups.values() if split != Split.held_out else ():
             library.same_data(group, split=split.value)
-        errors = {run.folder: _training.errors_on(run, split) for run in shown}
+        errors = {run.folder: _runs.errors_on(run, split) for run in shown}
+    _show(groups, errors, split, together.folder if ensemble else None, json)
     if json:
-        made = {"ensemble": together.folder} if ensemble else {}
-        _console.print_json({"split": str(split), **_document(groups, shown, errors), **made})
         return
-    for (_, spec), group in groups.items():
-        title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
-        _show(title, group, errors)
     if missing and not errors_only:
-        _console.note(
-            f"Logits of {len(missing)} run(s) on the {split} set are in their folders now."
+        _console.line(
+            f"Logits of {len(missing)} run(s) on the {split} set are in their folders now.",
+            err=True,
         )
     if ensemble:
-        _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
+        text = f"The mean logits of {len(opened)} runs are in {together.folder}"
+        _console.line(text, err=True)
 
 
 def _compute(
     work: list[Run],
     split: Split,
-    data: _training.RunData,
-    *,
+    places: _runs.RunData,
     workers: int | None,
     device: str,
+    *,
     force: bool,
     errors_only: bool,
 ) -> dict[Path, Any] | None:
@@ -161,25 +169,26 @@ def _compute(
     from longtail._checks import InputError
     from longtail.metrics import per_class_error
 
-    for run in work:
-        if split == Split.held_out:
-            raise InputError(f"{run.folder} has no held-out part; train with --held-out 0.2.")
-        if force or errors_only or split not in run.splits:
-            if run.members:
-                raise InputError(
-                    f"{run.folder} is an ensemble and has no network to compute logits with; its "
-                    f"members have: {run.evaluation(split)}{' --force' if force else ''}"
-                )
-            run.model()  # says why there are no weights, before work on other runs
     _checks.require("torch", extra="train")
     from longtail.train import distributed, evaluation
     from longtail.train.streamed import Streaming
 
     found: dict[Path, Any] = {}
-    with distributed.joined(_training.find_device(device)) as world:
-        parts = [_part(data.of(run), run, split) for run in work]
-        streaming = Streaming(workers=workers)
-        how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
+    with distributed.joined(_runs.find_device(device)) as world:
+        parts = []
+        for run in work:
+            data, name = places.of(run), run.spec.dataset.name
+            if split == Split.dev and not hasattr(data, "development"):
+                raise InputError(f"{name} has no development set; --split val is for choosing.")
+            part = data.development(run) if split == Split.dev else getattr(data, split, None)
+            if part is None:
+                raise InputError(
+                    f"{name} has no validation set; train with --held-out 0.2 for a part to "
+                    f"choose tau on."
+                )
+            parts.append(part)
+        how: dict[str, Any] = {"device": world.device, "world": world}
+        how["streaming"] = Streaming(workers=workers)
         with _console.progress("evaluating") if world.first else nullcontext() as progress:
             for done, (run, part) in enumerate(zip(work, parts, strict=True)):
                 if progress is not None:
@@ -188,100 +197,78 @@ def _compute(
                     again = evaluation.evaluate(run, part, split=split.value, replace=force, **how)
                     found[run.folder] = again
                 elif (labels := evaluation.predict(run, part, **how)) is not None:
-                    classes = run.prior.num_classes
                     found[run.folder] = per_class_error(
-                        part.labels, labels, num_classes=classes, missing="skip"
+                        part.labels, labels, num_classes=run.prior.num_classes, missing="skip"
                     )
         return found if world.first else None
 
 
-def _part(data: Any, run: Run, split: Split) -> Any:
-    """Return the images of a split, if the run's data set has it."""
-    from longtail._checks import InputError
-
-    name = run.spec.dataset.name
-    if split == Split.dev:
-        if not hasattr(data, "development"):
-            raise InputError(f"{name} has no development set; --split val is for choosing.")
-        return data.development(run)
-    images = getattr(data, split.value, None)
-    if images is None:
-        raise InputError(
-            f"{name} has no validation set; train with --held-out 0.2 for a part to choose tau on."
-        )
-    return images
-
-
-def _values(run: Run, errors: Errors) -> dict[str, float]:
-    """Return the balanced error, and that of the classes with many, medium and few examples."""
-    error = errors[run.folder]
-    return {"balanced_error": error.balanced_error, **error.by_group(run.prior).values}
-
-
-def _methods(
-    runs: list[Run], errors: Errors
-) -> Iterator[tuple[str, list[Run], dict[str, float], list[float]]]:
-    """Yield methods: name, runs, the means of their values, and their balanced errors."""
-    from longtail.runs.naming import by_method
-
-    for name, group in by_method(runs).items():
-        values = [_values(run, errors) for run in group]
-        means = {key: sum(value[key] for value in values) / len(group) for key in values[0]}
-        yield name, group, means, [value["balanced_error"] for value in values]
-
-
-def _document(groups: dict[Any, list[Run]], runs: list[Run], errors: Errors) -> dict[str, Any]:
-    return {
-        "runs": [
-            {
-                "folder": run.folder,
-                "method": run.spec.method.to_json(),
-                "seed": run.spec.seed,
-                "examples": int(errors[run.folder].counts.sum()),
-                **_values(run, errors),
-                "missing_classes": errors[run.folder].missing_classes.tolist(),
-            }
-            for run in runs
-        ],
-        "methods": [
-            {
-                "dataset": group[0].spec.dataset.to_json(),
-                "method": name,
-                "seeds": [run.spec.seed for run in group],
-                **means,
-                "deviation": _training.deviation(balanced),
-            }
-            for together in groups.values()
-            for name, group, means, balanced in _methods(together, errors)
-        ],
-    }
-
-
-def _show(title: str, runs: list[Run], errors: Errors) -> None:
-    """Print the errors of runs of one data set, and their methods' means."""
+def _show(
+    groups: dict[Any, list[Run]],
+    errors: dict[Path, Any],
+    split: Split,
+    ensemble: Path | None,
+    json: bool,
+) -> None:
+    """Print the errors of runs, data set by data set, and their methods' means."""
     from longtail import _checks
     from longtail.report.tables import GROUP_BOUNDS, Table, percent, spread
-    from longtail.runs.naming import trained_unlike
+    from longtail.runs.naming import by_method, trained_unlike
 
-    rows, lines = [], []
-    for name, group, means, balanced in _methods(runs, errors):
-        rows += [(r.folder.name, *map(percent, _values(r, errors).values())) for r in group]
-        cells = map(percent, (means[key] for key in GROUP_BOUNDS))
-        lines.append((name, str(len(group)), spread(balanced, digits=1), *cells))
-    header = ("balanced", *GROUP_BOUNDS)
-    _console.show_table(Table(title, ("run", *header), rows))
-    bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
-    note = f"Classes by training examples: {bounds}."
-    if len({tuple(map(tuple, run.prior.groups().values())) for run in runs}) > 1:
-        note += (
-            " Runs with a held-out part count what was left to train on, so a group is not of "
-            "the same classes in every row."
-        )
-    missing = errors[runs[0].folder].missing_classes
-    if absent := _checks.class_words(missing, runs[0].class_names):
-        note += f" Without examples there: {absent}, left out of the means."
-    if unlike := trained_unlike(runs):
-        note += f" The methods were not all trained alike: {_checks.listing(unlike, most=5)}."
-    if len(lines) < len(rows):
-        note = f"Means over the seeds, ± standard deviation. {note}"
-    _console.show_table(Table("By method", ("method", "seeds", *header), lines, note=note))
+    document: dict[str, Any] = {"split": str(split), "runs": [], "methods": []}
+    of_run: dict[Path, Any] = {}
+    tables = []
+    for (_, spec), runs in groups.items():
+        rows, lines = [], []
+        for name, alike in by_method(runs).items():
+            values = []
+            for run in alike:
+                error = errors[run.folder]
+                by_group = error.by_group(run.prior).values
+                values.append({"balanced_error": error.balanced_error, **by_group})
+                rows.append((run.folder.name, *map(percent, values[-1].values())))
+                of_run[run.folder] = {
+                    "folder": run.folder,
+                    "method": run.spec.method.to_json(),
+                    "seed": run.spec.seed,
+                    "examples": int(error.counts.sum()),
+                    **values[-1],
+                    "missing_classes": error.missing_classes.tolist(),
+                }
+            balanced = [value["balanced_error"] for value in values]
+            means = {key: sum(value[key] for value in values) / len(values) for key in values[0]}
+            cells = [percent(means[key]) for key in GROUP_BOUNDS]
+            lines.append((name, str(len(alike)), spread(balanced, digits=1), *cells))
+            document["methods"].append(
+                {
+                    "dataset": alike[0].spec.dataset.to_json(),
+                    "method": name,
+                    "seeds": [run.spec.seed for run in alike],
+                    **means,
+                    "deviation": statistics.stdev(balanced) if len(balanced) > 1 else None,
+                }
+            )
+        bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
+        note = f"Classes by training examples: {bounds}."
+        if len({tuple(map(tuple, run.prior.groups().values())) for run in runs}) > 1:
+            note += (
+                " Runs with a held-out part count what was left to train on, so a group is not of "
+                "the same classes in every row."
+            )
+        lacking = errors[runs[0].folder].missing_classes
+        if absent := _checks.class_words(lacking, runs[0].class_names):
+            note += f" Without examples there: {absent}, left out of the means."
+        if unlike := trained_unlike(runs):
+            note += f" The methods were not all trained alike: {_checks.listing(unlike, most=5)}."
+        if len(lines) < len(rows):
+            note = f"Means over the seeds, ± standard deviation. {note}"
+        title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
+        header = ("balanced", *GROUP_BOUNDS)
+        tables.append(Table(title, ("run", *header), rows))
+        tables.append(Table("By method", ("method", "seeds", *header), lines, note=note))
+    if json:
+        document["runs"] = [of_run[folder] for folder in errors]
+        _console.print_json(document | ({"ensemble": ensemble} if ensemble else {}))
+        return
+    for table in tables:
+        _console.show_table(table)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption, option, printable
-from longtail.cli._opening import RunsArgument
+from longtail.cli import _console, _runs
+from longtail.cli._console import option, printable
 
 if TYPE_CHECKING:
     from longtail.runs import Run
@@ -26,7 +25,7 @@ RootArgument = Annotated[Path, typer.Argument(metavar="ROOT", help="The folder o
 
 
 @app.command("list")
-def list_runs(root: RootArgument = Path("runs"), json: JsonOption = False) -> None:
+def list_runs(root: RootArgument = Path("runs"), json: _console.Json = False) -> None:
     """List the runs in a folder, finished or not.
 
     A folder of runs holds one folder for each data set, and these hold the runs. A folder that has
@@ -90,14 +89,14 @@ def _show_list(rows: list[dict[str, Any]]) -> None:
         time = states.get(row["status"]) or Text(_console.duration(row["seconds"]))
         cells = (f"  {row['folder'].name}", recipe, ", ".join(row.get("splits", ())))
         table.add_row(*(Text(printable(cell)) for cell in cells), time)
-    _console.show(table)
+    _console.console().print(table)
     finished = sum(row["status"] == "finished" for row in rows)
     _console.line(f"\n{finished} of {len(rows)} runs finished")
     if any(row.get("overrides") for row in rows):
         _console.line("* a recipe with changed values; see: longtail runs show RUN")
     for row in rows:
         if "problem" in row:
-            _console.warning_line(row["problem"])
+            _console.message("warning", row["problem"])
 
 
 @app.command()
@@ -107,7 +106,7 @@ def show(
         typer.Argument(metavar="RUN", help="A run folder, or a part of its name, as its hash."),
     ],
     root: RootOption = Path("runs"),
-    json: JsonOption = False,
+    json: _console.Json = False,
 ) -> None:
     """Show one run in full, and whether a file of it was edited.
 
@@ -116,11 +115,10 @@ def show(
       longtail runs show runs/digits-lt/softmax-s0-10db5896
       longtail runs show 10db5896
     """
-    from longtail.cli._training import errors_on
     from longtail.runs import Run
 
     opened = Run.open(_find(run, root), unfinished=True)
-    errors = {split: errors_on(opened, split).balanced_error for split in opened.splits}
+    errors = {split: _runs.errors_on(opened, split).balanced_error for split in opened.splits}
     if json:
         extra = {"folder": opened.folder, "balanced_error": errors}
         _console.print_json({**opened.record, **extra})
@@ -189,12 +187,12 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
         if text:
             table.add_row(label, Text(printable(text)))
     _console.line(run.folder.as_posix())
-    _console.show(table)
+    _console.console().print(table)
 
 
 @app.command()
 def pack(
-    runs: RunsArgument,
+    runs: _runs.Runs,
     out: Annotated[Path, option("FILE", "The archive, NAME.tar.gz.", "--out", "-o")],
     weights: Annotated[bool, option(None, "Also the models' weights.", "--weights")] = False,
     logits: Annotated[
@@ -203,8 +201,8 @@ def pack(
     full_precision: Annotated[
         bool, option(None, "Keep logits as they are: twice the size.", "--full-precision")
     ] = False,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Put finished runs into one archive, with logits in half precision.
 
@@ -219,11 +217,10 @@ def pack(
     """
     from rich import filesize
 
-    from longtail.cli._opening import open_runs
     from longtail.runs import pack as pack_runs
     from longtail.runs import run_folders
 
-    folders = [run.folder for run in open_runs(runs)]
+    folders = [run.folder for run in _runs.open_runs(runs)]
     options = {"weights": weights, "logits": logits, "half": not full_precision, "force": force}
     with _console.progress("packing") as progress:
         path = pack_runs(folders, out, **options, progress=progress)
@@ -243,8 +240,8 @@ def unpack(
         Path, typer.Argument(metavar="ARCHIVE", help="An archive made by `longtail runs pack`.")
     ],
     root: RootOption = Path("runs"),
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Take the runs out of an archive and put them among the others.
 

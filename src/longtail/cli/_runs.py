@@ -1,0 +1,305 @@
+"""Run folders that a command names, their data, their errors, and what their training left."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longtail.cli import _console, _data
+from longtail.cli._console import option
+
+if TYPE_CHECKING:
+    import torch
+
+    from longtail.metrics import PerClassError
+    from longtail.priors import ClassPrior
+    from longtail.runs import DataSpec, Run
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
+]
+Device = Annotated[str, option("NAME", "cpu, cuda or cuda:N; auto is a GPU if there is one.")]
+Root = Annotated[
+    Path | None,
+    option(
+        "FOLDER",
+        "Images on disk: what their lists' paths start from; the lists' folder if absent.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    option(
+        "N",
+        "Images on disk: processes that decode, for each training process; all cores if absent.",
+        min=0,
+    ),
+]
+
+
+def open_runs(
+    given: list[Path], *, split: str | None = None, anew: bool = False, together: bool = False
+) -> list[Run]:
+    """Return the finished runs that are named, directly or by a folder above them, each once.
+
+    Of a folder, those are left out that can't have the split's logits, and with `together` those
+    that learnt from others in it: so that students may go into the folder of their teachers.
+
+    Args:
+        given: run folders, and folders of runs.
+        split: of the logits that are needed.
+        anew: compute them even where they are there.
+        together: the runs are to teach, or to be averaged.
+    """
+    from longtail._checks import InputError
+    from longtail.runs import Run, run_folders
+
+    found: dict[Path, Run] = {}
+    any_finished = False
+    for path in given:
+        inside = [] if (path / "run.json").exists() or not path.is_dir() else run_folders(path)
+        # Named itself, a half-written run is an error; in a folder it is left out.
+        opened = [Run.open(folder, unfinished=bool(inside)) for folder in inside or [path]]
+        for run in opened:
+            if not run.finished:
+                _console.message("warning", f"left out {run.folder}, which is half written")
+        runs = [run for run in opened if run.finished]
+        any_finished = any_finished or bool(runs)
+        if inside and together:
+            there = {run.name for run in runs}
+            taught = [run for run in runs if run.teachers and set(run.teachers) <= there]
+            why = f"learnt from others in {path}; name runs one by one to take any"
+            runs = without(runs, taught, why)
+        elif inside and split is not None:
+            idle = [run for run in runs if run.members and (anew or split not in run.splits)]
+            runs = without(
+                runs, idle, "no network" if anew else f"no logits of the split {split!r}"
+            )
+        if inside and split == "held-out":  # written when training ended, or never
+            lacking = [run for run in runs if split not in run.splits]
+            runs = without(runs, lacking, "no held-out part")
+        for run in runs:
+            found.setdefault(run.folder.resolve(), run)
+    if not found:
+        what = "can be used here" if any_finished else "is finished"
+        if any_finished and split == "held-out":
+            what = "has a held-out part; train with --held-out 0.2"
+        raise InputError(f"none of the runs there {what}.")
+    return list(found.values())
+
+
+def without(runs: list[Run], left_out: list[Run], why: str) -> list[Run]:
+    """Return the runs that are not left out, and print the names of the others."""
+    from longtail._checks import listing
+
+    if left_out:
+        text = f"Left out: {listing(run.folder for run in left_out)} ({why})."
+        _console.line(text, wrap=True, err=True)
+    return [run for run in runs if run not in left_out]
+
+
+def warn_of_frequencies(runs: list[Run]) -> None:
+    """Warn that runs whose logits are to be averaged assume different class frequencies."""
+    alone = [run for run in runs if not run.members]
+    as_trained = {"softmax", "label-smoothing"}  # what leaves the classes' frequencies as they are
+    plain = [run for run in alone if set(run.spec.method.name.split("+")) <= as_trained]
+    other = [run for run in alone if run not in plain]
+    if plain and other:
+        _console.message(
+            "warning",
+            f"{plain[0].name} and {other[0].name} answer for different class frequencies, plain "
+            f"softmax for those of training and {other[0].spec.method.name} for corrected ones; "
+            f"the mean of {len(plain)} and {len(other)} such runs is in between",
+        )
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device that a name means, if it is there."""
+    import torch
+
+    from longtail._checks import InputError
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        name = "cuda" if count else "cpu"
+    if name not in ("cpu", *["cuda"][:count], *(f"cuda:{n}" for n in range(count))):
+        gpus = f"{count} GPU(s)" if count else "no GPU"
+        raise InputError(
+            f"--device {name}: torch {torch.__version__} can use {gpus} here; take auto, cpu, cuda "
+            f"or cuda:N, counted from 0."
+        )
+    return torch.device(name)
+
+
+@dataclass
+class RunData:
+    """Finds the data of runs again, from what their specs say; each data set is read once.
+
+    Args:
+        dataset: its name, frozen file or folder, where a spec alone does not tell.
+        data_dir: where the original files are.
+        root: where the images of lists are.
+    """
+
+    dataset: str | None
+    data_dir: Path | None
+    root: Path | None
+    _read: dict[DataSpec, Any] = field(init=False, default_factory=dict)
+
+    def where(self) -> list[str]:
+        """Return the options for commands about runs, without a name that these tell already."""
+        from longtail.data import DATASETS
+        from longtail.data.large import LARGE
+
+        dataset = None if self.dataset in (*DATASETS, *LARGE) else self.dataset
+        given = {"--dataset": dataset, "--data-dir": self.data_dir, "--root": self.root}
+        return [word for k, v in given.items() if v is not None for word in (k, str(v))]
+
+    def of(self, run: Run) -> Any:
+        """Return the data that a run was trained on, and their test set."""
+        from longtail.runs import RunError
+
+        wanted = replace(run.spec.dataset, held_out=0.0)
+        if wanted not in self._read:
+            self._read[wanted] = self._load(wanted, run)
+        data = self._read[wanted]
+        if data.train.fingerprint != run.data:
+            raise RunError(
+                f"{run.folder} was trained on other data than {self.dataset or wanted.name} is "
+                f"now (fingerprint {run.data[:16]} against {data.train.fingerprint[:16]}); say "
+                f"where its own are: --dataset PATH or --data-dir FOLDER."
+            )
+        return data
+
+    def _load(self, spec: DataSpec, run: Run) -> Any:
+        from longtail._checks import InputError
+        from longtail.data import DATASETS
+        from longtail.data.embeddings import is_embeddings
+        from longtail.data.large import LARGE, load_listed
+
+        listed = "list" in spec.settings
+        if self.dataset is None and spec.name not in (*DATASETS, *LARGE):
+            what, how = "a folder of images, a frozen file or embeddings; say where", ""
+            if listed:
+                what = "lists or class folders of images on disk; say where they are"
+                how = ", and with --root FOLDER what the lists' paths start from, if elsewhere"
+            raise InputError(
+                f"{run.folder} was trained on {spec.name!r}, {what}: --dataset PATH{how}."
+            )
+        name = self.dataset or spec.name
+        if listed:
+            return load_listed(name, data_dir=self.data_dir, root=self.root)
+        if self.root is not None:
+            raise InputError(f"--root is for images on disk, but {spec.name} is read into memory.")
+        subset: dict[str, Any] = dict.fromkeys(_data.SUBSET) | {"fit": False, "subset_seed": 0}
+        if not Path(name).is_file() or is_embeddings(name):  # a frozen file is one subset already
+            counts = spec.settings.get("counts")
+            subset |= {"profile": spec.profile, "counts": counts, "subset_seed": spec.seed}
+            subset["ratio"] = None if counts else spec.imbalance_ratio
+        return _data.load(name, {**subset, "data_dir": self.data_dir})
+
+
+def errors_on(run: Run, split: str) -> PerClassError:
+    """Return a run's errors by its logits on a split, on the classes that it has examples of."""
+    from longtail.metrics import per_class_error
+
+    logits, target, _ = run.logits(split)
+    return per_class_error(target, logits, num_classes=run.prior.num_classes, missing="skip")
+
+
+# --- warnings ---------------------------------------------------------------------------------
+
+
+def warn_of_run(
+    folder: Path,
+    split: str | None,
+    prior: ClassPrior | None,
+    *,
+    tau: float | None,
+    elsewhere: str | None = None,
+) -> None:
+    """Warn where a run's logits are no honest ground for a choice, or are adjusted already.
+
+    Args:
+        folder: of the run.
+        split: of the logits.
+        prior: to adjust by; None if what the training left doesn't matter.
+        tau: that is asked for; None if it is chosen on the logits.
+        elsewhere: as in `warn_if_adjusted`.
+    """
+    from longtail.runs import Run
+
+    if prior is not None:
+        warn_if_adjusted(Run.open(folder, verify=False), prior, tau=tau, elsewhere=elsewhere)
+    if split == "train":
+        _console.message(
+            "warning",
+            "these logits are of the images that the run was trained on: neither a tau that is "
+            "chosen on them nor an error that is measured on them holds for others. Take the "
+            "held-out part of a run that was trained with --held-out 0.2, or --split dev.",
+        )
+    if split == "test" and tau is None:
+        _console.message(
+            "warning",
+            "tau was chosen on the test set: it is an oracle's, and its errors there are no "
+            "estimate for new data; choose it on another split.",
+        )
+
+
+def warn_if_adjusted(
+    run: Run, prior: ClassPrior, *, tau: float | None, elsewhere: str | None = None
+) -> bool:
+    """Say so if a run's training leaves much less to correct than is asked for.
+
+    Not an error: of a student that learnt from adjusted teachers, say, a small tau chosen on
+    held-out data may still help.
+
+    Args:
+        run: what the logits or weights are of.
+        prior: that they are adjusted by; a uniform one takes nothing off.
+        tau: that is asked for. None for one that held-out data choose, which may be as small as
+            what is left: then it is said only where next to no tau is right.
+        elsewhere: the options that name another target than the balanced error, if any do.
+
+    Returns:
+        True if no doubt remains: it was said, or nothing in training favoured rare classes.
+    """
+    from longtail._checks import InputError
+    from longtail.posthoc import LEAST_AGAIN, leaves_little, tau_left
+    from longtail.runs import Run
+    from longtail.train.methods import Method
+
+    methods: list[tuple[str, Method]] = []  # of the run, or of an ensemble's members
+    for folder in [run.folder.parent.parent / name for name in run.members] or [run.folder]:
+        with suppress(InputError):  # a member that is not there, or somebody else's method
+            part = Run.open(folder, verify=False).spec.method
+            methods.append((part.name, Method.of(part)))
+    asked = LEAST_AGAIN if tau is None else tau
+    little = asked < LEAST_AGAIN or 1 in (run.prior.imbalance_ratio, prior.imbalance_ratio)
+    for name, method in () if little else methods:
+        residual = method.residual_adjustment(run.prior)
+        if not leaves_little(residual, run.prior, tau=asked):
+            continue
+        left = tau_left(residual, run.prior)
+        does = "already aims at the balanced error: adjusting its logits"
+        instead = "use them as they are, or at most with a small tau that held-out data ask for"
+        if left >= 0.1:
+            does = f"leaves about tau = {left:.1f} to correct: more than that"
+            instead = f"take tau = {left:.1f}, or what held-out data ask for"
+        if elsewhere is not None:
+            instead = (
+                f"what training has balanced is adjusted to another target from equal counts: "
+                f"pass --counts 1,1,... with the same {elsewhere}"
+            )
+        _console.message(
+            "warning",
+            f"{run.folder} was trained with {name}, which {does} favours the rare classes twice; "
+            f"{instead}.",
+        )
+        return True
+    # Teachers' answers may be balanced.
+    return bool(methods) and not run.teachers and all(method.is_plain for _, method in methods)
