@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 import sys
@@ -113,19 +112,14 @@ def show_table(table: ReportTable) -> None:
 
 def print_json(document: Any) -> None:
     """Print the result as JSON in ASCII; NaN and infinity, which JSON lacks, become null."""
-    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
 
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy arrays and scalars
-        return _finite(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+    text = json.dumps(document, default=plain)
+    typer.echo(json.dumps(json.loads(text, parse_constant=lambda _: None), indent=2))
 
 
 def duration(seconds: float | None) -> str:

@@ -74,13 +74,9 @@ def read_file(file: Path, given: dict[str, Any]) -> tuple[Predictions, ClassPrio
 def read_prior(
     given: dict[str, Any], known: Any, num_classes: int | None, class_names: Sequence[str] | None
 ) -> ClassPrior:
-    """Return the prior of the training data, from an option or as the file has it.
+    """Return the prior of the training data, from a command's parameters, or as known otherwise.
 
-    Args:
-        given: the command's parameters.
-        known: ClassPrior or counts that the file has, or None.
-        num_classes: how many there must be, where that is known.
-        class_names: in the order of the scores, where they have names.
+    `known` is a ClassPrior, or counts, that the file or run has.
     """
     import numpy as np
 

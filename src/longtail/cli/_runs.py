@@ -46,14 +46,9 @@ def open_runs(
 ) -> list[Run]:
     """Return the finished runs that are named, directly or by a folder above them, each once.
 
-    Of a folder, those are left out that can't have the split's logits, and with `together` those
-    that learnt from others in it: so that students may go into the folder of their teachers.
-
-    Args:
-        given: run folders, and folders of runs.
-        split: of the logits that are needed.
-        anew: compute them even where they are there.
-        together: the runs are to teach, or to be averaged.
+    Of a folder, runs are left out that can't have a `split`'s logits (computed `anew`), and where
+    runs teach or are averaged `together`, those that learnt from others in it: students may go
+    into the folder of their teachers.
     """
     from longtail._checks import InputError
     from longtail.runs import Run, run_folders
@@ -89,6 +84,17 @@ def open_runs(
         if any_finished and split == "held-out":
             what = "has a held-out part; train with --held-out 0.2"
         raise InputError(f"none of the runs there {what}.")
+    alone = [run for run in found.values() if not run.members]
+    kept = {"softmax", "label-smoothing"}  # these leave the classes' frequencies as they are
+    plain = [run for run in alone if set(run.spec.method.name.split("+")) <= kept]
+    other = [run for run in alone if run not in plain]
+    if together and plain and other:
+        _console.message(
+            "warning",
+            f"{plain[0].name} and {other[0].name} answer for different class frequencies, plain "
+            f"softmax for those of training and {other[0].spec.method.name} for corrected ones; "
+            f"the mean of {len(plain)} and {len(other)} such runs is in between",
+        )
     return list(found.values())
 
 
@@ -100,21 +106,6 @@ def without(runs: list[Run], left_out: list[Run], why: str) -> list[Run]:
         text = f"Left out: {listing(run.folder for run in left_out)} ({why})."
         _console.line(text, wrap=True, err=True)
     return [run for run in runs if run not in left_out]
-
-
-def warn_of_frequencies(runs: list[Run]) -> None:
-    """Warn that runs whose logits are to be averaged assume different class frequencies."""
-    alone = [run for run in runs if not run.members]
-    as_trained = {"softmax", "label-smoothing"}  # what leaves the classes' frequencies as they are
-    plain = [run for run in alone if set(run.spec.method.name.split("+")) <= as_trained]
-    other = [run for run in alone if run not in plain]
-    if plain and other:
-        _console.message(
-            "warning",
-            f"{plain[0].name} and {other[0].name} answer for different class frequencies, plain "
-            f"softmax for those of training and {other[0].spec.method.name} for corrected ones; "
-            f"the mean of {len(plain)} and {len(other)} such runs is in between",
-        )
 
 
 def find_device(name: str) -> torch.device:
@@ -137,10 +128,10 @@ def find_device(name: str) -> torch.device:
 
 @dataclass
 class RunData:
-    """Finds the data of runs again, from what their specs say; each data set is read once.
+    """Finds the data of runs again; each data set is read once.
 
     Args:
-        dataset: its name, frozen file or folder, where a spec alone does not tell.
+        dataset: its name, frozen file or folder, where a run's spec alone does not tell.
         data_dir: where the original files are.
         root: where the images of lists are.
     """
@@ -161,46 +152,39 @@ class RunData:
 
     def of(self, run: Run) -> Any:
         """Return the data that a run was trained on, and their test set."""
-        from longtail.runs import RunError
-
-        wanted = replace(run.spec.dataset, held_out=0.0)
-        if wanted not in self._read:
-            self._read[wanted] = self._load(wanted, run)
-        data = self._read[wanted]
-        if data.train.fingerprint != run.data:
-            raise RunError(
-                f"{run.folder} was trained on other data than {self.dataset or wanted.name} is "
-                f"now (fingerprint {run.data[:16]} against {data.train.fingerprint[:16]}); say "
-                f"where its own are: --dataset PATH or --data-dir FOLDER."
-            )
-        return data
-
-    def _load(self, spec: DataSpec, run: Run) -> Any:
         from longtail._checks import InputError
         from longtail.data import DATASETS
         from longtail.data.embeddings import is_embeddings
         from longtail.data.large import LARGE, load_listed
 
-        listed = "list" in spec.settings
-        if self.dataset is None and spec.name not in (*DATASETS, *LARGE):
+        spec = replace(run.spec.dataset, held_out=0.0)
+        name, listed = self.dataset or spec.name, "list" in spec.settings
+        if self.dataset is None and name not in (*DATASETS, *LARGE):
             what, how = "a folder of images, a frozen file or embeddings; say where", ""
             if listed:
                 what = "lists or class folders of images on disk; say where they are"
                 how = ", and with --root FOLDER what the lists' paths start from, if elsewhere"
-            raise InputError(
-                f"{run.folder} was trained on {spec.name!r}, {what}: --dataset PATH{how}."
-            )
-        name = self.dataset or spec.name
-        if listed:
-            return load_listed(name, data_dir=self.data_dir, root=self.root)
-        if self.root is not None:
+            raise InputError(f"{run.folder} was trained on {name!r}, {what}: --dataset PATH{how}.")
+        if self.root is not None and not listed:
             raise InputError(f"--root is for images on disk, but {spec.name} is read into memory.")
-        subset: dict[str, Any] = dict.fromkeys(_data.SUBSET) | {"fit": False, "subset_seed": 0}
-        if not Path(name).is_file() or is_embeddings(name):  # a frozen file is one subset already
-            counts = spec.settings.get("counts")
-            subset |= {"profile": spec.profile, "counts": counts, "subset_seed": spec.seed}
-            subset["ratio"] = None if counts else spec.imbalance_ratio
-        return _data.load(name, {**subset, "data_dir": self.data_dir})
+        if spec not in self._read and listed:
+            self._read[spec] = load_listed(name, data_dir=self.data_dir, root=self.root)
+        elif spec not in self._read:
+            given: dict[str, Any] = dict.fromkeys(_data.SUBSET) | {"data_dir": self.data_dir}
+            given |= {"fit": False, "subset_seed": 0}
+            if not Path(name).is_file() or is_embeddings(name):  # a frozen file is one subset
+                counts = spec.settings.get("counts")
+                given |= {"profile": spec.profile, "counts": counts, "subset_seed": spec.seed}
+                given["ratio"] = None if counts else spec.imbalance_ratio
+            self._read[spec] = _data.load(name, given)
+        data = self._read[spec]
+        if data.train.fingerprint != run.data:
+            raise InputError(
+                f"{run.folder} was trained on other data than {name} is now (fingerprint "
+                f"{run.data[:16]} against {data.train.fingerprint[:16]}); say where its own are: "
+                f"--dataset PATH or --data-dir FOLDER."
+            )
+        return data
 
 
 def errors_on(run: Run, split: str) -> PerClassError:
@@ -211,29 +195,20 @@ def errors_on(run: Run, split: str) -> PerClassError:
     return per_class_error(target, logits, num_classes=run.prior.num_classes, missing="skip")
 
 
-# --- warnings ---------------------------------------------------------------------------------
-
-
-def warn_of_run(
-    folder: Path,
-    split: str | None,
-    prior: ClassPrior | None,
-    *,
-    tau: float | None,
-    elsewhere: str | None = None,
-) -> None:
+def warn_of_run(folder: Path, given: dict[str, Any], prior: ClassPrior | None) -> None:
     """Warn where a run's logits are no honest ground for a choice, or are adjusted already.
 
     Args:
         folder: of the run.
-        split: of the logits.
-        prior: to adjust by; None if what the training left doesn't matter.
-        tau: that is asked for; None if it is chosen on the logits.
-        elsewhere: as in `warn_if_adjusted`.
+        given: the parameters of the command, `adjust` or `tune`.
+        prior: to adjust by.
     """
     from longtail.runs import Run
 
-    if prior is not None:
+    tau, split = given.get("tau"), given["split"]
+    by_weights = given.get("method") == "weight-normalization" or given.get("effective_prior")
+    if prior is not None and not by_weights:
+        elsewhere = "" if given.get("target", "balanced") == "balanced" else "--target"
         warn_if_adjusted(Run.open(folder, verify=False), prior, tau=tau, elsewhere=elsewhere)
     if split == "train":
         _console.message(
@@ -250,20 +225,18 @@ def warn_of_run(
         )
 
 
-def warn_if_adjusted(
-    run: Run, prior: ClassPrior, *, tau: float | None, elsewhere: str | None = None
-) -> bool:
-    """Say so if a run's training leaves much less to correct than is asked for.
+def warn_if_adjusted(run: Run, prior: ClassPrior, *, tau: float | None, elsewhere: str) -> bool:
+    """Warn if a run's training leaves much less to correct than is asked for.
 
-    Not an error: of a student that learnt from adjusted teachers, say, a small tau chosen on
-    held-out data may still help.
+    No error: of a student of adjusted teachers, say, a small tau that held-out data choose may
+    still help.
 
     Args:
-        run: what the logits or weights are of.
-        prior: that they are adjusted by; a uniform one takes nothing off.
-        tau: that is asked for. None for one that held-out data choose, which may be as small as
-            what is left: then it is said only where next to no tau is right.
-        elsewhere: the options that name another target than the balanced error, if any do.
+        run: of which logits or weights are adjusted.
+        prior: by which; a uniform one takes nothing off.
+        tau: that is asked for. None if held-out data choose it, perhaps as small as what is left:
+            then only a run is told of for which next to no tau is right.
+        elsewhere: the options that name another target than the balanced error.
 
     Returns:
         True if no doubt remains: it was said, or nothing in training favoured rare classes.
@@ -290,7 +263,7 @@ def warn_if_adjusted(
         if left >= 0.1:
             does = f"leaves about tau = {left:.1f} to correct: more than that"
             instead = f"take tau = {left:.1f}, or what held-out data ask for"
-        if elsewhere is not None:
+        if elsewhere:
             instead = (
                 f"what training has balanced is adjusted to another target from equal counts: "
                 f"pass --counts 1,1,... with the same {elsewhere}"

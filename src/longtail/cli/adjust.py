@@ -99,9 +99,7 @@ def adjust(
             progress=progress,
         )
     if file.is_dir():
-        by_counts = None if effective_prior else prior
-        elsewhere = None if aim is None else "--target"
-        _runs.warn_of_run(file, split, by_counts, tau=tau, elsewhere=elsewhere)
+        _runs.warn_of_run(file, context.params, prior)
     written = None
     if out is not None:
         with _console.progress("writing") as progress:

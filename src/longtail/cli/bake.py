@@ -153,9 +153,8 @@ def bake(
                 if run is not None:
                     asked = None if tau_from else strength
                     elsewhere = " and ".join(n for n in ("--target", "--costs") if n in named)
-                    doubtful &= not _runs.warn_if_adjusted(
-                        run, found, tau=asked, elsewhere=elsewhere or None
-                    )
+                    said = _runs.warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere)
+                    doubtful = doubtful and not said
             common["target_prior"] = _inputs.read_target(target, width, names)
             if costs is not None:
                 common["costs"] = read_numbers(

@@ -16,6 +16,7 @@ from longtail.cli import _console, _data, _runs
 from longtail.cli._console import option
 
 if TYPE_CHECKING:
+    from longtail.report.tables import Table
     from longtail.runs import Run
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -81,6 +82,7 @@ def evaluate(
       longtail evaluate runs/cifar100-lt --split dev --ensemble
       longtail evaluate runs/imagenet-lt --split val --root images
     """
+    from longtail import _checks, metrics
     from longtail import runs as library
     from longtail._checks import InputError
     from longtail.runs import DataSpec
@@ -93,40 +95,59 @@ def evaluate(
         raise typer.BadParameter(
             "training writes held-out logits; leave out --force and --errors-only"
         )
-    opened = _runs.open_runs(runs, split=split.value, anew=anew, together=ensemble)
+    shown = _runs.open_runs(runs, split=split.value, anew=anew, together=ensemble)
     if ensemble:
-        averages = [run for run in opened if run.members]
-        opened = _runs.without(opened, averages, "only trained runs are averaged")
-        _runs.warn_of_frequencies(opened)
-        ensemble_spec(DataSpec("any"), [run.name for run in opened])  # refuses a single run
+        averages = [run for run in shown if run.members]
+        shown = _runs.without(shown, averages, "only trained runs are averaged")
+        ensemble_spec(DataSpec("any"), [run.name for run in shown])  # refuses a single run
     places = _runs.RunData(dataset, data_dir, root)
-    missing = [run for run in opened if anew or split not in run.splits]
+    missing = [run for run in shown if anew or split not in run.splits]
     # What is there already is held against the data that the command names.
-    work = opened if places.where() and split != Split.held_out else missing
-    errors = {}
-    if work or "WORLD_SIZE" in os.environ:
-        for run in work:
-            if split == Split.held_out:
-                raise InputError(f"{run.folder} has no held-out part; train with --held-out 0.2.")
-            if run in missing:
-                if run.members:
-                    raise InputError(
-                        f"{run.folder} is an ensemble and has no network to compute logits with; "
-                        f"its members have: {run.evaluation(split)}{' --force' if force else ''}"
-                    )
-                run.model()  # says why there are no weights, before work on other runs
-        found = _compute(work, split, places, workers, device, force=force, errors_only=errors_only)
-        if found is None:
-            return
-        if errors_only:
-            errors = found
-        else:
-            opened = [found.get(run.folder, run) for run in opened]
-    shown = opened
+    work = shown if places.where() and split != Split.held_out else missing
+    for run in missing if work else ():
+        if split == Split.held_out:
+            raise InputError(f"{run.folder} has no held-out part; train with --held-out 0.2.")
+        if run.members:
+            raise InputError(
+                f"{run.folder} is an ensemble and has no network to compute logits with; its "
+                f"members have: {run.evaluation(split)}{' --force' if force else ''}"
+            )
+        run.model()  # says why there are no weights, before work on other runs
+    errors: dict[Path, Any] = {}
+    if work or "WORLD_SIZE" in os.environ:  # in as many processes as there are
+        _checks.require("torch", extra="train")
+        from longtail.train import distributed, evaluation
+        from longtail.train.streamed import Streaming
+
+        with distributed.joined(_runs.find_device(device)) as world:
+            parts = [_part(places.of(run), run, split) for run in work]
+            how: dict[str, Any] = {"device": world.device, "world": world}
+            how["streaming"] = Streaming(workers=workers)
+            with _console.progress("evaluating") if world.first else nullcontext() as progress:
+                for done, (run, part) in enumerate(zip(work, parts, strict=True)):
+                    if progress is not None:
+                        progress(done, len(work), run.folder.name)
+                    if not errors_only:
+                        shown[shown.index(run)] = evaluation.evaluate(
+                            run, part, split=split.value, replace=force, **how
+                        )
+                    elif (labels := evaluation.predict(run, part, **how)) is not None:
+                        errors[run.folder] = metrics.per_class_error(
+                            part.labels, labels, num_classes=run.prior.num_classes, missing="skip"
+                        )
+            if not world.first:
+                return
+    notes = []
+    if missing and not errors_only:
+        notes.append(
+            f"Logits of {len(missing)} run(s) on the {split} set are in their folders now."
+        )
+    together = None
     if ensemble:
-        home = opened[0].folder.parent.parent
-        together = library.ensemble(opened, root=home, split=split.value, replace=force)
-        shown = [*opened, together]
+        home = shown[0].folder.parent.parent
+        mean = library.ensemble(shown, root=home, split=split.value, replace=force)
+        notes.append(f"The mean logits of {len(shown)} runs are in {mean.folder}")
+        shown, together = [*shown, mean], mean.folder
     # Runs of one training set, whatever was held out of it.
     groups: dict[Any, list[Run]] = {}
     for run in shown:
@@ -136,88 +157,44 @@ def evaluate(
         for group in groups.values() if split != Split.held_out else ():
             library.same_data(group, split=split.value)
         errors = {run.folder: _runs.errors_on(run, split) for run in shown}
-    _show(groups, errors, split, together.folder if ensemble else None, json)
+    document, tables = _results(groups, errors, split)
     if json:
+        _console.print_json(document | ({"ensemble": together} if ensemble else {}))
         return
-    if missing and not errors_only:
-        _console.line(
-            f"Logits of {len(missing)} run(s) on the {split} set are in their folders now.",
-            err=True,
-        )
-    if ensemble:
-        text = f"The mean logits of {len(opened)} runs are in {together.folder}"
-        _console.line(text, err=True)
+    for table in tables:
+        _console.show_table(table)
+    for note in notes:
+        _console.line(note, err=True)
 
 
-def _compute(
-    work: list[Run],
-    split: Split,
-    places: _runs.RunData,
-    workers: int | None,
-    device: str,
-    *,
-    force: bool,
-    errors_only: bool,
-) -> dict[Path, Any] | None:
-    """Compute logits, in as many processes as there are.
-
-    Returns:
-        By folder the runs, reopened, or with `errors_only` their errors; None in all processes
-        but the first, which talks.
-    """
-    from longtail import _checks
+def _part(data: Any, run: Run, split: Split) -> Any:
+    """Return the images of a split, if the run's data set has it."""
     from longtail._checks import InputError
-    from longtail.metrics import per_class_error
 
-    _checks.require("torch", extra="train")
-    from longtail.train import distributed, evaluation
-    from longtail.train.streamed import Streaming
-
-    found: dict[Path, Any] = {}
-    with distributed.joined(_runs.find_device(device)) as world:
-        parts = []
-        for run in work:
-            data, name = places.of(run), run.spec.dataset.name
-            if split == Split.dev and not hasattr(data, "development"):
-                raise InputError(f"{name} has no development set; --split val is for choosing.")
-            part = data.development(run) if split == Split.dev else getattr(data, split, None)
-            if part is None:
-                raise InputError(
-                    f"{name} has no validation set; train with --held-out 0.2 for a part to "
-                    f"choose tau on."
-                )
-            parts.append(part)
-        how: dict[str, Any] = {"device": world.device, "world": world}
-        how["streaming"] = Streaming(workers=workers)
-        with _console.progress("evaluating") if world.first else nullcontext() as progress:
-            for done, (run, part) in enumerate(zip(work, parts, strict=True)):
-                if progress is not None:
-                    progress(done, len(work), run.folder.name)
-                if not errors_only:
-                    again = evaluation.evaluate(run, part, split=split.value, replace=force, **how)
-                    found[run.folder] = again
-                elif (labels := evaluation.predict(run, part, **how)) is not None:
-                    found[run.folder] = per_class_error(
-                        part.labels, labels, num_classes=run.prior.num_classes, missing="skip"
-                    )
-        return found if world.first else None
+    name = run.spec.dataset.name
+    if split == Split.dev:
+        if not hasattr(data, "development"):
+            raise InputError(f"{name} has no development set; --split val is for choosing.")
+        return data.development(run)
+    images = getattr(data, split.value, None)
+    if images is None:
+        raise InputError(
+            f"{name} has no validation set; train with --held-out 0.2 for a part to choose tau on."
+        )
+    return images
 
 
-def _show(
-    groups: dict[Any, list[Run]],
-    errors: dict[Path, Any],
-    split: Split,
-    ensemble: Path | None,
-    json: bool,
-) -> None:
-    """Print the errors of runs, data set by data set, and their methods' means."""
+def _results(
+    groups: dict[Any, list[Run]], errors: dict[Path, Any], split: Split
+) -> tuple[dict[str, Any], list[Table]]:
+    """Return the errors of runs and of their methods, data set by data set: JSON, and tables."""
     from longtail import _checks
     from longtail.report.tables import GROUP_BOUNDS, Table, percent, spread
     from longtail.runs.naming import by_method, trained_unlike
 
     document: dict[str, Any] = {"split": str(split), "runs": [], "methods": []}
     of_run: dict[Path, Any] = {}
-    tables = []
+    tables: list[Table] = []
     for (_, spec), runs in groups.items():
         rows, lines = [], []
         for name, alike in by_method(runs).items():
@@ -266,9 +243,5 @@ def _show(
         header = ("balanced", *GROUP_BOUNDS)
         tables.append(Table(title, ("run", *header), rows))
         tables.append(Table("By method", ("method", "seeds", *header), lines, note=note))
-    if json:
-        document["runs"] = [of_run[folder] for folder in errors]
-        _console.print_json(document | ({"ensemble": ensemble} if ensemble else {}))
-        return
-    for table in tables:
-        _console.show_table(table)
+    document["runs"] = [of_run[folder] for folder in errors]
+    return document, tables

@@ -37,6 +37,9 @@ def list_runs(root: RootArgument = Path("runs"), json: _console.Json = False) ->
       longtail runs list longtail-demo
       longtail runs list results/runs --json
     """
+    from rich.table import Table
+    from rich.text import Text
+
     from longtail.runs import Run, RunError, run_folders
 
     rows = []
@@ -47,31 +50,10 @@ def list_runs(root: RootArgument = Path("runs"), json: _console.Json = False) ->
             rows.append({"folder": folder, "status": "unreadable", "problem": str(error)})
     if json:
         _console.print_json(rows)
-    elif rows:
-        _show_list(rows)
-    else:
+        return
+    if not rows:
         _console.line(f"no runs in {root}")
-
-
-def _summary(run: Run) -> dict[str, Any]:
-    spec = run.spec
-    return {
-        "folder": run.folder,
-        "status": run.record["status"],
-        "dataset": spec.dataset.name,
-        "method": spec.method.name,
-        "recipe": spec.recipe.name,
-        "overrides": dict(spec.recipe.overrides),
-        "seed": spec.seed,
-        "splits": list(run.splits),
-        "seconds": run.record["seconds"],
-    }
-
-
-def _show_list(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
+        return
     table = Table("run", "recipe", "splits", box=None, pad_edge=False, header_style="bold")
     table.columns[0].overflow = "fold"
     table.add_column("time", justify="right")
@@ -99,6 +81,21 @@ def _show_list(rows: list[dict[str, Any]]) -> None:
             _console.message("warning", row["problem"])
 
 
+def _summary(run: Run) -> dict[str, Any]:
+    spec = run.spec
+    return {
+        "folder": run.folder,
+        "status": run.record["status"],
+        "dataset": spec.dataset.name,
+        "method": spec.method.name,
+        "recipe": spec.recipe.name,
+        "overrides": dict(spec.recipe.overrides),
+        "seed": spec.seed,
+        "splits": list(run.splits),
+        "seconds": run.record["seconds"],
+    }
+
+
 @app.command()
 def show(
     run: Annotated[
@@ -115,51 +112,41 @@ def show(
       longtail runs show runs/digits-lt/softmax-s0-10db5896
       longtail runs show 10db5896
     """
-    from longtail.runs import Run
-
-    opened = Run.open(_find(run, root), unfinished=True)
-    errors = {split: _runs.errors_on(opened, split).balanced_error for split in opened.splits}
-    if json:
-        extra = {"folder": opened.folder, "balanced_error": errors}
-        _console.print_json({**opened.record, **extra})
-    else:
-        _show_run(opened, errors)
-
-
-def _find(name: str, root: Path) -> Path:
-    """Return the run folder that a path, or a part of a run's name, means."""
-    from longtail._checks import InputError, listing
-    from longtail.runs import run_folders
-
-    if Path(name).exists() or not root.is_dir():
-        return Path(name)
-    matches = [folder for folder in run_folders(root) if name in str(folder.relative_to(root))]
-    if len(matches) > 1:
-        found = listing((path.relative_to(root).as_posix() for path in matches), most=4)
-        raise InputError(f"{name!r} fits {len(matches)} runs in {root}: {found}; give more of it.")
-    return matches[0] if matches else Path(name)
-
-
-def _show_run(run: Run, errors: dict[str, float]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def value(item: Any) -> str:
-        return f"[{', '.join(map(value, item))}]" if isinstance(item, tuple) else str(item)
+    from longtail._checks import InputError, listing
+    from longtail.runs import Run, run_folders
+
+    if not Path(run).exists() and root.is_dir():
+        found = [folder for folder in run_folders(root) if run in str(folder.relative_to(root))]
+        if len(found) > 1:
+            words = listing((path.relative_to(root).as_posix() for path in found), most=4)
+            raise InputError(f"{run!r} fits {len(found)} runs in {root}: {words}; give more of it.")
+        run = str(found[0]) if found else run
+    opened = Run.open(run, unfinished=True)
+    errors = {split: _runs.errors_on(opened, split).balanced_error for split in opened.splits}
+    spec, record, prior = opened.spec, opened.record, opened.prior
+    if json:
+        _console.print_json({**record, "folder": opened.folder, "balanced_error": errors})
+        return
 
     def named(name: str, settings: Any) -> str:
         pairs = ", ".join(f"{key}={value(item)}" for key, item in settings.items())
         return f"{name} ({pairs})" if name and pairs else name or pairs
 
-    spec, record, prior = run.spec, run.record, run.prior
+    def value(item: Any) -> str:
+        return f"[{', '.join(map(value, item))}]" if isinstance(item, tuple) else str(item)
+
     examples = int(prior.counts.sum()) if prior.counts is not None else 0
     data = {k: v for k, v in spec.dataset.to_json().items() if k != "name" and v not in (None, {})}
     threads = f", {record['threads']} thread(s)" if record.get("threads") else ""
-    versions = record["versions"]
-    state = "finished" if run.finished else "half written"
+    versions = dict(record["versions"])
+    platform = versions.pop("platform", "-")
+    state = "finished" if opened.finished else "half written"
     rows = {
         "status": f"{state}; {len(record['files'])} files verified",
-        "resume with": "" if run.finished else record.get("command"),
+        "resume with": "" if opened.finished else record.get("command"),
         "data set": named(spec.dataset.name, data),
         "trained on": f"{examples} examples of {prior.num_classes} classes, imbalance ratio "
         f"{prior.imbalance_ratio:.4g}",
@@ -168,17 +155,17 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
         "recipe": named(spec.recipe.name, spec.recipe.values),
         "overrides": named("", spec.recipe.overrides) or "none",
         "seed": str(spec.seed),
-        "teachers": "\n".join(run.teachers),
-        "mean of": "\n".join(run.members),
+        "teachers": "\n".join(opened.teachers),
+        "mean of": "\n".join(opened.members),
     }
     for split, entry in record["splits"].items():
         error = f"balanced error {100 * errors[split]:.2f}%"
         rows[f"split {split}"] = f"{entry['examples']} examples, {entry['dtype']}, {error}"
     rows |= {
         "trained in": f"{_console.duration(record['seconds'])} on {record['device']}{threads}",
-        "versions": ", ".join(f"{k} {v}" for k, v in versions.items() if k != "platform"),
-        "platform": versions.get("platform", "-"),
-        "fingerprint": f"{run.data[:16]} (training data)",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "platform": platform,
+        "fingerprint": f"{opened.data[:16]} (training data)",
     }
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
@@ -186,7 +173,7 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
     for label, text in rows.items():
         if text:
             table.add_row(label, Text(printable(text)))
-    _console.line(run.folder.as_posix())
+    _console.line(opened.folder.as_posix())
     _console.console().print(table)
 
 

@@ -163,7 +163,6 @@ def train(
         taught: list[Run] = []
         if teachers:
             taught = _runs.open_runs([*teachers, *(more or [])], together=True)
-            _runs.warn_of_frequencies(taught)
             names = {run.name for run in taught}  # of an ensemble, its members are enough
             taught = [run for run in taught if not run.members or not set(run.members) <= names]
         start = None if weights is None else read_weights(weights)
@@ -253,17 +252,9 @@ def train(
 def _planned(
     given: dict[str, Any], seeds: list[int], weights: Weights | None, world: World
 ) -> tuple[list[RunSpec], Any]:
-    """Return the specs of all methods and seeds, and the data.
+    """Return the specs of all methods and seeds, and the data; say what was chosen for the user.
 
-    What can be refused without the data is, before they are read. A folder with one sub-folder per
-    class is streamed, or read into memory: as a recipe with or without a size to crop images to
-    asks, or else by what its images are.
-
-    Args:
-        given: the command's parameters.
-        seeds: of each method.
-        weights: to start from.
-        world: the processes; the first one says what was chosen for the user.
+    What can be refused without the data is, before they are read.
     """
     from longtail import _checks
     from longtail.data import DATASETS
@@ -288,6 +279,8 @@ def _planned(
         raise _checks.InputError(
             "the recipe finetune starts from weights; give them: --weights FILE."
         )
+    # A folder with one sub-folder per class is streamed, or read into memory: as a recipe with or
+    # without a size to crop images to asks, or else by what its images are.
     data: Any = None
     if listed or (size != 0 and dataset not in DATASETS and Path(dataset).is_dir()):
         data = load_listed(dataset, data_dir=given["data_dir"], root=given["root"])
@@ -395,11 +388,7 @@ def _command(context: typer.Context, given: list[str], world: World) -> str:
 def _say_plan(
     specs: list[RunSpec], data: Any, states: dict[Path, str], world: World, *, judged: bool
 ) -> str:
-    """Say before work begins what will be done, what is there already, and what to look out for.
-
-    Returns:
-        The number of runs to train, in words.
-    """
+    """Say before work begins what will be done, and return the number of runs in words."""
     import numpy as np
 
     from longtail import _checks
@@ -476,14 +465,7 @@ def _say_what_is_saved(folders: list[Path], command: str, force: bool) -> None:
 
 
 def _show(runs: list[Run], root: Path, places: _runs.RunData, json: bool) -> None:
-    """Print the errors of the finished runs and of each method, and what to do next.
-
-    Args:
-        runs: finished.
-        root: the folder of runs.
-        places: where the data are, for a command that reads them again.
-        json: print a document for a program instead.
-    """
+    """Print the errors of finished runs and of each method, and what to do next; or as JSON."""
     from longtail import _checks
     from longtail.report import tables
     from longtail.runs.naming import by_method

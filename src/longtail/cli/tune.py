@@ -103,8 +103,7 @@ def tune(
             progress=progress,
         )
     if file.is_dir():
-        by_counts = prior if method is Method.logit_adjustment else None
-        _runs.warn_of_run(file, split, by_counts, tau=None)
+        _runs.warn_of_run(file, context.params, prior)
     document: dict[str, Any] = result.to_dict(curve_points=curve)
     lines = [result.describe(class_names=found.class_names)]
     if sets is not None:
