@@ -153,7 +153,7 @@ def _failure(error: Exception) -> int:
     from longtail._checks import InputError, MissingExtraError
 
     text = f"{type(error).__name__}: {error} (a bug in longtail? --debug shows the traceback)"
-    if isinstance(error, InputError | MissingExtraError):
+    if isinstance(error, _console.Failure | InputError | MissingExtraError):
         text = _console.as_options(str(error))
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror

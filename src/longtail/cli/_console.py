@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from longtail.report.tables import Table as ReportTable
 
 
+class Failure(Exception):
+    """A command can't do what is asked; its text is the line that says so."""
+
+
 def option(metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
     """Return an option of a command in one line: what it takes, and its help."""
     return typer.Option(*names, metavar=metavar, help=text, **settings)
@@ -36,22 +40,23 @@ Force = Annotated[bool, option(None, "Replace what is there already.", "--force"
 
 
 def typed(context: typer.Context) -> list[str]:
-    """Return the names of the parameters that were given on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    """Return the options that were given on the command line, and arguments by their names."""
+    found = [
+        (p.opts[0], context.get_parameter_source(p.name or "")) for p in context.command.params
+    ]
+    return [name for name, source in found if source and source.name == "COMMANDLINE"]
 
 
 def refuse_overwrite(path: Path, force: bool, *, page: str | None = None) -> None:
     """Refuse to replace a file unless told to; `page` is an option that names a web page."""
-    from longtail._checks import InputError
 
     if page is not None and path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(
+        raise Failure(
             f"{page} writes a page for a browser, so its file must end in .html or .htm; got "
             f"{path}."
         )
     if path.exists() and not force:
-        raise InputError(f"{path} exists; pass --force to replace it.")
+        raise Failure(f"{path} exists; pass --force to replace it.")
 
 
 # --- results ----------------------------------------------------------------------------------

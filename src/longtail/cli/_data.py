@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console
-from longtail.cli._console import option
+from longtail.cli._console import Failure, option
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
@@ -35,8 +35,8 @@ Fit = Annotated[
     bool, option(None, "Fit those sizes to this data set, keeping their shape.", "--fit")
 ]
 SubsetSeed = Annotated[int, option("N", "Which subset; 0 is the literature's.", min=0)]
-# Parameters that choose a subset of what is read into memory.
-SUBSET = ("profile", "ratio", "counts", "fit", "subset_seed")
+# Options that choose a subset of what is read into memory.
+SUBSET = ("--profile", "--ratio", "--counts", "--fit", "--subset-seed")
 
 
 def load(name: str, given: dict[str, Any], *, development: int | None = None) -> LongTailedData:
@@ -73,7 +73,7 @@ def is_on_disk(name: str, option: str) -> bool:
     if not Path(name).exists():
         # Many of these names are half alike by their "-lt".
         error = unknown("data set, file or folder", name, known, alike=0.7)
-        raise InputError(
+        raise Failure(
             f"{option}: {error} A path may name a frozen file, a folder of images or one of their "
             f"lists."
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli._console import option
+from longtail.cli._console import Failure, option
 
 if TYPE_CHECKING:
     from longtail.predictions import Predictions
@@ -86,7 +86,7 @@ def read_prior(
 
     counts, labelled, smoothing = given["counts"], given["train_labels"], given["smoothing"]
     if counts is not None and labelled is not None:
-        raise InputError("give either --counts or --train-labels, not both.")
+        raise Failure("give either --counts or --train-labels, not both.")
     source, numbers = "the file's counts", known
     if counts is not None:
         source, names = "--counts", class_names
@@ -99,12 +99,12 @@ def read_prior(
         try:
             numbers = np.bincount(np.asarray(labels, np.int64), minlength=num_classes or 0)
         except ValueError as error:
-            raise InputError(
+            raise Failure(
                 f"{source}: labels that are names need the classes in the order of the model's "
                 f"outputs, with --classes."
             ) from error
     elif known is None:
-        raise InputError(
+        raise Failure(
             f"the numbers of training examples per class are needed: pass --counts 900,90,10, "
             f"--counts FILE or --train-labels FILE{' or --prior FILE' * ('prior' in given)}."
         )
@@ -114,19 +114,18 @@ def read_prior(
         numbers = known.counts
     empty = np.flatnonzero(np.asarray(numbers) == 0)
     if len(empty) and not smoothing:
-        raise InputError(
+        raise Failure(
             f"{source}: {class_words(empty, class_names)} have no examples, so log π is "
             f"infinite; pass --smoothing 1 to count one more example of every class."
         )
     try:
         return ClassPrior.from_counts(numbers, smoothing=smoothing)
     except InputError as error:
-        raise InputError(f"{source}: {error}") from error
+        raise Failure(f"{source}: {error}") from error
 
 
 def read_target(text: str, width: int, class_names: Sequence[str] | None) -> ClassPrior | None:
     """Return the class frequencies that --target names; None for balanced ones."""
-    from longtail._checks import InputError
     from longtail.predictions.labels import read_numbers
     from longtail.priors import ClassPrior
 
@@ -134,5 +133,5 @@ def read_target(text: str, width: int, class_names: Sequence[str] | None) -> Cla
         return None
     numbers = read_numbers(text, option="--target", num_classes=width, class_names=class_names)
     if not (numbers > 0).all():
-        raise InputError("--target must be above zero for every class.")
+        raise Failure("--target must be above zero for every class.")
     return ClassPrior.from_weights(numbers)

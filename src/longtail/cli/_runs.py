@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console, _data
-from longtail.cli._console import option
+from longtail.cli._console import Failure, option
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,6 @@ def open_runs(
     runs teach or are averaged `together`, those that learnt from others in it: students may go
     into the folder of their teachers.
     """
-    from longtail._checks import InputError
     from longtail.runs import Run, run_folders
 
     found: dict[Path, Run] = {}
@@ -83,7 +82,7 @@ def open_runs(
         what = "can be used here" if any_finished else "is finished"
         if any_finished and split == "held-out":
             what = "has a held-out part; train with --held-out 0.2"
-        raise InputError(f"none of the runs there {what}.")
+        raise Failure(f"none of the runs there {what}.")
     alone = [run for run in found.values() if not run.members]
     kept = {"softmax", "label-smoothing"}  # these leave the classes' frequencies as they are
     plain = [run for run in alone if set(run.spec.method.name.split("+")) <= kept]
@@ -112,14 +111,12 @@ def find_device(name: str) -> torch.device:
     """Return the device that a name means, if it is there."""
     import torch
 
-    from longtail._checks import InputError
-
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"
     if name not in ("cpu", *["cuda"][:count], *(f"cuda:{n}" for n in range(count))):
         gpus = f"{count} GPU(s)" if count else "no GPU"
-        raise InputError(
+        raise Failure(
             f"--device {name}: torch {torch.__version__} can use {gpus} here; take auto, cpu, cuda "
             f"or cuda:N, counted from 0."
         )
@@ -152,7 +149,6 @@ class RunData:
 
     def of(self, run: Run) -> Any:
         """Return the data that a run was trained on, and their test set."""
-        from longtail._checks import InputError
         from longtail.data import DATASETS
         from longtail.data.embeddings import is_embeddings
         from longtail.data.large import LARGE, load_listed
@@ -164,14 +160,14 @@ class RunData:
             if listed:
                 what = "lists or class folders of images on disk; say where they are"
                 how = ", and with --root FOLDER what the lists' paths start from, if elsewhere"
-            raise InputError(f"{run.folder} was trained on {name!r}, {what}: --dataset PATH{how}.")
+            raise Failure(f"{run.folder} was trained on {name!r}, {what}: --dataset PATH{how}.")
         if self.root is not None and not listed:
-            raise InputError(f"--root is for images on disk, but {spec.name} is read into memory.")
+            raise Failure(f"--root is for images on disk, but {spec.name} is read into memory.")
         if spec not in self._read and listed:
             self._read[spec] = load_listed(name, data_dir=self.data_dir, root=self.root)
         elif spec not in self._read:
-            given: dict[str, Any] = dict.fromkeys(_data.SUBSET) | {"data_dir": self.data_dir}
-            given |= {"fit": False, "subset_seed": 0}
+            given: dict[str, Any] = {"data_dir": self.data_dir, "fit": False, "subset_seed": 0}
+            given |= dict.fromkeys(("profile", "ratio", "counts"))
             if not Path(name).is_file() or is_embeddings(name):  # a frozen file is one subset
                 counts = spec.settings.get("counts")
                 given |= {"profile": spec.profile, "counts": counts, "subset_seed": spec.seed}
@@ -179,7 +175,7 @@ class RunData:
             self._read[spec] = _data.load(name, given)
         data = self._read[spec]
         if data.train.fingerprint != run.data:
-            raise InputError(
+            raise Failure(
                 f"{run.folder} was trained on other data than {name} is now (fingerprint "
                 f"{run.data[:16]} against {data.train.fingerprint[:16]}); say where its own are: "
                 f"--dataset PATH or --data-dir FOLDER."

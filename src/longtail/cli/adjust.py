@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from longtail.cli import _console, _inputs, _runs
-from longtail.cli._console import option
+from longtail.cli._console import Failure, option
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -74,7 +74,7 @@ def adjust(
     found, prior = _inputs.read_file(file, context.params)
     # What would fail after the work is refused before it.
     if not found.labelled and (out is None or report is not None):
-        raise _checks.InputError(
+        raise Failure(
             f"{found.name} has no labels, so nothing can be measured or shown; name them with "
             f"--labels, or only write the predictions adjusted, with --out FILE."
         )

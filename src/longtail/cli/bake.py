@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console, _inputs, _runs
-from longtail.cli._console import option
+from longtail.cli._console import Failure, option
 from longtail.cli._inputs import Method
 
 if TYPE_CHECKING:
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 # Of each of these at most one is given.
-_ONE_OF = [("--counts", "--train-labels", "--prior"), ("--prior", "--smoothing")]
-_ONE_OF += [("--tau", "--tau-from")]
+_COUNTS = ("--counts", "--train-labels", "--prior")
+_ONE_OF = (_COUNTS, ("--prior", "--smoothing"), ("--tau", "--tau-from"))
 # What says by how much to adjust each class, for which weight normalization has no use.
-_ADJUSTING = {"--counts", "--train-labels", "--prior", "--smoothing", "--classes", "--target"}
-_ADJUSTING |= {"--costs"}
+_ADJUSTING = {*_COUNTS, "--smoothing", "--classes", "--target", "--costs"}
 # What else may be given with --undo.
-_UNDOING = {"--model", "--out", "--undo", "--force", "--json"}
+_UNDOING = {"model", "--out", "--undo", "--force", "--json"}
 
 BiasMode = StrEnum("BiasMode", ["scale", "keep", "drop"])
 
@@ -98,12 +97,11 @@ def bake(
     import numpy as np
 
     from longtail import bake as library
-    from longtail._checks import InputError
     from longtail.posthoc import LEAST_AGAIN
     from longtail.predictions.labels import read_class_names, read_numbers
     from longtail.priors import ClassPrior
 
-    named = [f"--{name.replace('_', '-')}" for name in _console.typed(context)]
+    named = _console.typed(context)
     normalizing = method is Method.weight_normalization
     what, useless = f"--method {method.value}", _ADJUSTING if normalizing else {"--bias-mode"}
     if undo:
@@ -139,7 +137,7 @@ def bake(
             if prior is not None:
                 probs = read_numbers(prior, option="--prior", num_classes=width, class_names=names)
                 if abs(probs.sum() - 1) > 1e-6:
-                    raise InputError(
+                    raise Failure(
                         f"--prior must be probabilities, which sum to 1, but these sum to "
                         f"{probs.sum():g}; give numbers of training examples with --counts."
                     )
@@ -184,17 +182,16 @@ def bake(
 
 def _opened(model: Path, out: Path) -> Run:
     """Return a run whose last layer can be baked."""
-    from longtail._checks import InputError
     from longtail.runs import Run
 
     run = Run.open(model)
     run.model()  # says what to do if the weights are not there
     if out.resolve().parent == run.folder.resolve():
-        raise InputError(f"{run.folder} is a run's record and stays as it is; write elsewhere.")
+        raise Failure(f"{run.folder} is a run's record and stays as it is; write elsewhere.")
     head = "cosine" if run.spec.method.name.startswith("ldam") else "linear"
     head = run.spec.model.settings.get("head", head)
     if head != "linear":
-        raise InputError(
+        raise Failure(
             f"{run.folder} has a {head} head, which takes no bias; export the model to ONNX and "
             f"bake that."
         )
@@ -203,19 +200,18 @@ def _opened(model: Path, out: Path) -> Run:
 
 def _tau_of(path: Path, method: Method) -> float:
     """Return tau in what `longtail tune --json` or `longtail adjust --json` printed."""
-    from longtail._checks import InputError
     from longtail.runs.files import read_json
 
     document = read_json(path)
     tau = document.get("tau") if isinstance(document, dict) else None
     if not isinstance(tau, float | int):
-        raise InputError(
+        raise Failure(
             f"--tau-from: {path} has no number `tau`; it must hold what `longtail tune --json` "
             f"or `longtail adjust --json` printed."
         )
     chosen_for = str(document.get("method", method.name)).replace("_", " ")
     if chosen_for != method.value.replace("-", " "):
-        raise InputError(
+        raise Failure(
             f"--tau-from: the tau in {path} was chosen for {chosen_for}, but --method is "
             f"{method.value}."
         )
@@ -225,10 +221,8 @@ def _tau_of(path: Path, method: Method) -> float:
 def _arrays(path: Path) -> dict[str, Any]:
     import numpy as np
 
-    from longtail._checks import InputError
-
     try:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
     except (ValueError, OSError, TypeError) as error:  # TypeError: it is an .npy file
-        raise InputError(f"--inputs: {path} can't be read as an .npz file: {error}.") from error
+        raise Failure(f"--inputs: {path} can't be read as an .npz file: {error}.") from error

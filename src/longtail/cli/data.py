@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console, _data
-from longtail.cli._console import option
+from longtail.cli._console import Failure, option
 
 if TYPE_CHECKING:
     from longtail.data.check import CheckResult
@@ -68,19 +68,15 @@ def describe(
             _console.refuse_overwrite(figure.with_name(f"{figure.name}.{ending}"), force)
     if name.endswith(".txt") and Path(name).is_file():
         if figure is not None:
-            raise _checks.InputError(
-                f"{name} holds class sizes and no images; --figure needs a data set."
-            )
+            raise Failure(f"{name} holds class sizes and no images; --figure needs a data set.")
         title = f"{Path(name).name} (class sizes)"
         summary: dict[str, Any] = {"name": name, "train": summarize_counts(read_counts(name))}
     else:
         if _data.is_on_disk(name, "data describe"):
-            for idle in (*_data.SUBSET, "figure"):
-                if context.params[idle]:
-                    raise typer.BadParameter(
-                        f"--{idle.replace('_', '-')} does nothing here: the images of this data "
-                        f"set stay on disk"
-                    )
+            for idle in {*_data.SUBSET, "--figure"} & set(_console.typed(context)):
+                raise typer.BadParameter(
+                    f"{idle} does nothing here: the images of this data set stay on disk"
+                )
             summary = summarize(load_listed(name, data_dir=data_dir, check_files=False))
             title = f"{summary['name']} (lists of images on disk)"
         else:
@@ -203,7 +199,6 @@ def check(
       longtail data check photos --quick
       longtail data check train2018.json --root images --out problems.txt
     """
-    from longtail._checks import InputError
     from longtail.data.check import check_data
     from longtail.runs.files import write_bytes
 
@@ -211,7 +206,7 @@ def check(
     if out is not None:  # refused first, since it would fail after the work
         _console.refuse_overwrite(out, force)
         if out.is_dir() or not out.parent.is_dir():
-            raise InputError(f"--out names {out}, which can't be a file there.")
+            raise Failure(f"--out names {out}, which can't be a file there.")
     with _console.progress(f"checking {Path(name).name}") as progress:
         result = check_data(
             name, data_dir=data_dir, root=root, workers=workers, quick=quick, progress=progress

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console, _data, _runs
-from longtail.cli._console import option
+from longtail.cli._console import Failure, option
 
 if TYPE_CHECKING:
     from longtail.report.tables import Table
@@ -84,7 +84,6 @@ def evaluate(
     """
     from longtail import _checks, metrics
     from longtail import runs as library
-    from longtail._checks import InputError
     from longtail.runs import DataSpec
     from longtail.runs.ensemble import ensemble_spec
 
@@ -106,9 +105,9 @@ def evaluate(
     work = shown if places.where() and split != Split.held_out else missing
     for run in missing if work else ():
         if split == Split.held_out:
-            raise InputError(f"{run.folder} has no held-out part; train with --held-out 0.2.")
+            raise Failure(f"{run.folder} has no held-out part; train with --held-out 0.2.")
         if run.members:
-            raise InputError(
+            raise Failure(
                 f"{run.folder} is an ensemble and has no network to compute logits with; its "
                 f"members have: {run.evaluation(split)}{' --force' if force else ''}"
             )
@@ -169,16 +168,15 @@ def evaluate(
 
 def _part(data: Any, run: Run, split: Split) -> Any:
     """Return the images of a split, if the run's data set has it."""
-    from longtail._checks import InputError
 
     name = run.spec.dataset.name
     if split == Split.dev:
         if not hasattr(data, "development"):
-            raise InputError(f"{name} has no development set; --split val is for choosing.")
+            raise Failure(f"{name} has no development set; --split val is for choosing.")
         return data.development(run)
     images = getattr(data, split.value, None)
     if images is None:
-        raise InputError(
+        raise Failure(
             f"{name} has no validation set; train with --held-out 0.2 for a part to choose tau on."
         )
     return images

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console, _runs
-from longtail.cli._console import option, printable
+from longtail.cli._console import Failure, option, printable
 
 if TYPE_CHECKING:
     from longtail.runs import Run
@@ -115,14 +115,14 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from longtail._checks import InputError, listing
+    from longtail._checks import listing
     from longtail.runs import Run, run_folders
 
     if not Path(run).exists() and root.is_dir():
         found = [folder for folder in run_folders(root) if run in str(folder.relative_to(root))]
         if len(found) > 1:
             words = listing((path.relative_to(root).as_posix() for path in found), most=4)
-            raise InputError(f"{run!r} fits {len(found)} runs in {root}: {words}; give more of it.")
+            raise Failure(f"{run!r} fits {len(found)} runs in {root}: {words}; give more of it.")
         run = str(found[0]) if found else run
     opened = Run.open(run, unfinished=True)
     errors = {split: _runs.errors_on(opened, split).balanced_error for split in opened.splits}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console, _data, _runs
-from longtail.cli._console import option
+from longtail.cli._console import Failure, option
 
 if TYPE_CHECKING:
     from longtail.runs import Run, RunSpec
@@ -31,9 +31,9 @@ RECIPE_OF = {
     "inaturalist": "inaturalist",
 }
 SPLITS = {"test": "test set", "held-out": "held-out part"}
-# Parameters that do nothing to images on disk, and to images in memory.
-_OF_SUBSETS = (*_data.SUBSET, "together")
-_OF_DISKS = ("root", "workers", "micro_batch", "on_error", "compiled")
+# Options that do nothing to images on disk, and to images in memory.
+_OF_SUBSETS = (*_data.SUBSET, "--together")
+_OF_DISKS = ("--root", "--workers", "--micro-batch", "--on-error", "--compile")
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -168,9 +168,9 @@ def train(
         start = None if weights is None else read_weights(weights)
         data: Any = None
         if resume is not None:
-            for name in ("force", "counts", "fit", "out"):
+            for name in ("--force", "--counts", "--fit", "--out"):
                 if name in given:
-                    raise typer.BadParameter(f"--{name} can't stand beside --resume")
+                    raise typer.BadParameter(f"{name} can't stand beside --resume")
             if len(method or []) > 1 or len(asked or []) > 1:
                 raise typer.BadParameter("--resume continues one run: one method and one seed")
             run, typed = _resumed(resume, params, given, asked)
@@ -197,10 +197,9 @@ def train(
         on_disk = specs[0].dataset.settings.get("list") is not None
         for name in _OF_SUBSETS if on_disk else _OF_DISKS:
             if name in given:
-                flag = next(p for p in context.command.params if p.name == name).opts[0]
                 kind = "stay on disk" if on_disk else "are read into memory"
                 raise typer.BadParameter(
-                    f"{flag} does nothing here: the images of this data set {kind}"
+                    f"{name} does nothing here: the images of this data set {kind}"
                 )
         if evaluate:
             instead = "train with --no-evaluate, then count errors: longtail evaluate --errors-only"
@@ -223,7 +222,7 @@ def train(
 
                 def begin(states: dict[Path, str]) -> None:
                     nonlocal show
-                    title = _say_plan(specs, data, states, world, judged=evaluate)
+                    title = _say_plan(specs, data, out, states, world, judged=evaluate)
                     show = stack.enter_context(_console.progress(title))
 
                 cohort |= {"begin": begin, "within_epoch": True}
@@ -276,9 +275,7 @@ def _planned(
         _checks.fraction(held_out, name="--held-out", below_one=True)
     listed = _data.is_on_disk(dataset, "--dataset")
     if recipe == own_data.FINETUNE and weights is None:
-        raise _checks.InputError(
-            "the recipe finetune starts from weights; give them: --weights FILE."
-        )
+        raise Failure("the recipe finetune starts from weights; give them: --weights FILE.")
     # A folder with one sub-folder per class is streamed, or read into memory: as a recipe with or
     # without a size to crop images to asks, or else by what its images are.
     data: Any = None
@@ -324,7 +321,7 @@ def _resumed(
     spec = run.spec
     subset = {"profile": params["profile"], "imbalance_ratio": params["ratio"]}
     subset |= {"held_out": params["held_out"]}
-    subset["seed"] = params["subset_seed"] if "subset_seed" in given else None
+    subset["seed"] = params["subset_seed"] if "--subset-seed" in given else None
     subset["name"] = params["dataset"] if params["dataset"] in (*DATASETS, *LARGE) else None
     dataset = replace(spec.dataset, **{k: v for k, v in subset.items() if v is not None})
     typed = replace(spec, dataset=dataset, seed=seeds[0] if seeds else spec.seed)
@@ -347,16 +344,15 @@ def _resumed(
 
 def _root_of(folder: Path, spec: RunSpec, typed: RunSpec) -> Path:
     """Return the folder of runs that a run is resumed in, unless the options ask for another."""
-    from longtail.runs import RunError
 
     if wrong := spec.difference(typed):
-        raise RunError(
+        raise Failure(
             f"{folder} can't be resumed with these options, which ask for another run: "
             f"{'; '.join(wrong)} (the folder's against yours)."
         )
     place = folder.resolve()
     if place.parts[-2:] != spec.folder.parts:
-        raise RunError(
+        raise Failure(
             f"{folder} was renamed, so it can't be resumed; its last two names must be "
             f"{spec.folder.as_posix()}."
         )
@@ -369,7 +365,7 @@ def _command(context: typer.Context, given: list[str], world: World) -> str:
     words = ["longtail", "train"]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if parameter.name not in given or parameter.name in ("force", "json"):
+        if parameter.opts[0] not in given or parameter.name in ("force", "json"):
             continue
         if isinstance(value, bool):
             words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
@@ -386,7 +382,13 @@ def _command(context: typer.Context, given: list[str], world: World) -> str:
 
 
 def _say_plan(
-    specs: list[RunSpec], data: Any, states: dict[Path, str], world: World, *, judged: bool
+    specs: list[RunSpec],
+    data: Any,
+    root: Path,
+    states: dict[Path, str],
+    world: World,
+    *,
+    judged: bool,
 ) -> str:
     """Say before work begins what will be done, and return the number of runs in words."""
     import numpy as np
@@ -398,8 +400,8 @@ def _say_plan(
     from longtail.train.engine import device_words
     from longtail.train.methods import Method
 
-    done = {Path(*folder.parts[-2:]) for folder, state in states.items() if state == "finished"}
-    left, spec, test = [spec for spec in specs if spec.folder not in done], specs[0], data.test
+    left = [spec for spec in specs if states[root / spec.folder] != "finished"]
+    spec, test = specs[0], data.test
     number = plural(len(left), "run", "runs")
     lacking = np.setdiff1d(np.arange(test.num_classes), test.labels) if judged else ()
     if len(lacking):
