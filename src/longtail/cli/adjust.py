@@ -13,12 +13,9 @@ import typer
 from longtail.cli import _console, _inputs, _runs
 from longtail.cli._console import Failure, option
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 Missing = StrEnum("Missing", ["error", "skip"])
 
 
-@app.command()
 def adjust(
     context: typer.Context,
     file: _inputs.File,

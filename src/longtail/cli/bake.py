@@ -15,8 +15,6 @@ from longtail.cli._inputs import Method
 if TYPE_CHECKING:
     from longtail.runs import Run
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 # Of each of these at most one is given.
 _COUNTS = ("--counts", "--train-labels", "--prior")
 _ONE_OF = (_COUNTS, ("--prior", "--smoothing"), ("--tau", "--tau-from"))
@@ -28,7 +26,6 @@ _UNDOING = {"model", "--out", "--undo", "--force", "--json"}
 BiasMode = StrEnum("BiasMode", ["scale", "keep", "drop"])
 
 
-@app.command()
 def bake(
     context: typer.Context,
     model: Annotated[
@@ -98,7 +95,7 @@ def bake(
 
     from longtail import bake as library
     from longtail.posthoc import LEAST_AGAIN
-    from longtail.predictions.labels import read_class_names, read_numbers
+    from longtail.predictions.labels import read_class_names, read_numbers, readable
     from longtail.priors import ClassPrior
 
     named = _console.typed(context)
@@ -122,7 +119,9 @@ def bake(
         strength = _tau_of(tau_from, method)
     common: dict[str, Any] = {"tau": strength, "out": out, "force": force}
     common |= {"layer": layer or None, "output": output or None}
-    common["inputs"] = None if inputs is None else _arrays(inputs)
+    if inputs is not None:
+        with readable(inputs), np.load(inputs, allow_pickle=False) as archive:
+            common["inputs"] = dict(archive)
     doubtful = False
     with _console.working("baking"):
         if undo:
@@ -216,13 +215,3 @@ def _tau_of(path: Path, method: Method) -> float:
             f"{method.value}."
         )
     return float(tau)
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
-    except (ValueError, OSError, TypeError) as error:  # TypeError: it is an .npy file
-        raise Failure(f"--inputs: {path} can't be read as an .npz file: {error}.") from error

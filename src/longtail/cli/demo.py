@@ -15,18 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from longtail.cli import _console
 from longtail.cli._console import option
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 METHODS = ("softmax", "balanced", "adaptive", "equalized", "logit-adjusted")
 HELD_OUT = 0.2
 
 
-@app.command()
 def demo(
     out: Annotated[Path, option("FOLDER", "For the runs and the page.", "--out", "-o")] = Path(
         "longtail-demo"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from longtail.report.tables import Table
     from longtail.runs import Run
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 
 class Split(StrEnum):
     """Splits that a run can be judged on."""
@@ -32,7 +30,6 @@ class Split(StrEnum):
     train = "train"
 
 
-@app.command()
 def evaluate(
     runs: _runs.Runs,
     split: Annotated[Split, option(None, "What to judge them on.")] = Split.test,

@@ -11,8 +11,6 @@ import typer
 from longtail.cli import _console
 from longtail.cli._console import option
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 _HEADINGS = {
     "loss": "Losses",
     "extra": "On top of a loss, as in ldam+drw",
@@ -20,7 +18,6 @@ _HEADINGS = {
 }
 
 
-@app.command()
 def explain(
     method: Annotated[
         str | None,

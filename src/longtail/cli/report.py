@@ -6,18 +6,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from longtail.cli import _console, _runs
 from longtail.cli._console import option
 
 if TYPE_CHECKING:
     from longtail.report.compare import Comparison
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-
-@app.command()
 def report(
     runs: _runs.Runs,
     out: Annotated[Path, option("FILE.html", "The page.", "--out", "-o")] = Path("report.html"),

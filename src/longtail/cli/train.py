@@ -35,13 +35,10 @@ SPLITS = {"test": "test set", "held-out": "held-out part"}
 _OF_SUBSETS = (*_data.SUBSET, "--together")
 _OF_DISKS = ("--root", "--workers", "--micro-batch", "--on-error", "--compile")
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 Precision = StrEnum("Precision", ["auto", "float32", "bfloat16"])
 OnError = StrEnum("OnError", ["stop", "skip"])
 
 
-@app.command()
 def train(
     context: typer.Context,
     dataset: Annotated[

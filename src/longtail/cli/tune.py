@@ -11,8 +11,6 @@ from longtail.cli import _console, _inputs, _runs
 from longtail.cli._console import option
 from longtail.cli._inputs import Method
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 BiasMode = StrEnum("BiasMode", ["scale", "drop"])  # `keep` has no exact curve
 Missing = StrEnum("Missing", ["error", "nearest"])
 
@@ -27,7 +25,6 @@ class Criterion(StrEnum):
     sharpness = "sharpness"
 
 
-@app.command()
 def tune(
     context: typer.Context,
     file: _inputs.File,
