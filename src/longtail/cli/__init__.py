@@ -107,7 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with _console.warning_lines():
             command: Any = typer.main.get_command(app)
-            code = command.main(given, prog_name="longtail", standalone_mode=False)
+            # The words that were typed reach commands as `context.obj`.
+            code = command.main(given, prog_name="longtail", standalone_mode=False, obj=given)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

@@ -43,18 +43,10 @@ def load(name: str, given: dict[str, Any], *, development: int | None = None) ->
     """Load the data that a command's parameters name, with progress shown while it is read."""
     from longtail.data import load as load_data
 
+    options: dict[str, Any] = {k: given[k] for k in ("data_dir", "profile", "counts", "fit")}
+    options |= {"imbalance_ratio": given["ratio"], "seed": given["subset_seed"]}
     with _console.progress(f"reading {Path(name).name}") as progress:
-        return load_data(
-            name,
-            data_dir=given["data_dir"],
-            profile=given["profile"],
-            imbalance_ratio=given["ratio"],
-            counts=given["counts"],
-            fit=given["fit"],
-            seed=given["subset_seed"],
-            development=development,
-            progress=progress,
-        )
+        return load_data(name, **options, development=development, progress=progress)
 
 
 def is_on_disk(name: str, option: str) -> bool:

@@ -149,13 +149,11 @@ class RunData:
 
     def of(self, run: Run) -> Any:
         """Return the data that a run was trained on, and their test set."""
-        from longtail.data import DATASETS
-        from longtail.data.embeddings import is_embeddings
-        from longtail.data.large import LARGE, load_listed
+        from longtail.data import DATASETS, embeddings, large
 
         spec = replace(run.spec.dataset, held_out=0.0)
         name, listed = self.dataset or spec.name, "list" in spec.settings
-        if self.dataset is None and name not in (*DATASETS, *LARGE):
+        if self.dataset is None and name not in (*DATASETS, *large.LARGE):
             what, how = "a folder of images, a frozen file or embeddings; say where", ""
             if listed:
                 what = "lists or class folders of images on disk; say where they are"
@@ -164,11 +162,13 @@ class RunData:
         if self.root is not None and not listed:
             raise Failure(f"--root is for images on disk, but {spec.name} is read into memory.")
         if spec not in self._read and listed:
-            self._read[spec] = load_listed(name, data_dir=self.data_dir, root=self.root)
+            self._read[spec] = large.load_listed(name, data_dir=self.data_dir, root=self.root)
         elif spec not in self._read:
             given: dict[str, Any] = {"data_dir": self.data_dir, "fit": False, "subset_seed": 0}
             given |= dict.fromkeys(("profile", "ratio", "counts"))
-            if not Path(name).is_file() or is_embeddings(name):  # a frozen file is one subset
+            if not Path(name).is_file() or embeddings.is_embeddings(
+                name
+            ):  # a frozen file is one subset
                 counts = spec.settings.get("counts")
                 given |= {"profile": spec.profile, "counts": counts, "subset_seed": spec.seed}
                 given["ratio"] = None if counts else spec.imbalance_ratio

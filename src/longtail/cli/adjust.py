@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -104,7 +103,7 @@ def adjust(
     if report is not None:
         from longtail.report.pages import adjusted_page
 
-        command = shlex.join(["longtail", *sys.argv[1:]])
+        command = shlex.join(["longtail", *context.obj])
         adjusted_page(result, command=command).write(report)
     if json:
         files = None if written is None else written._asdict()

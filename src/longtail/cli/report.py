@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from longtail.cli import _console, _runs
 from longtail.cli._console import option
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def report(
+    context: typer.Context,
     runs: _runs.Runs,
     out: Annotated[Path, option("FILE.html", "The page.", "--out", "-o")] = Path("report.html"),
     figures: Annotated[
@@ -51,11 +54,8 @@ def report(
     for stem in pages.FIGURES:
         for ending in ("svg", "png") if figures is not None else ():
             _console.refuse_overwrite(Path(figures or "") / f"{stem}.{ending}", force)
-    # What makes the page again; by then it is there to be replaced.
-    given = {"--out": out, "--figures": figures, "--split": split, "--title": title}
-    given = {k: v for k, v in given.items() if v is not None and (k, v) != ("--split", "test")}
-    words = [str(word) for pair in given.items() for word in pair]
-    command = shlex.join(["longtail", "report", *map(str, runs), *words, "--force"])
+    words = [word for word in context.obj if word != "--force"]  # by then the page is there
+    command = shlex.join(["longtail", *words, "--force"])
     compared = compare(_runs.open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
         page = pages.runs_page(compared, title=title, command=command)

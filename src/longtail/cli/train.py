@@ -138,10 +138,7 @@ def train(
 
     for module in ("torch", "safetensors"):
         _checks.require(module, extra="train")
-    from longtail.train import distributed
-    from longtail.train.engine import train_cohort
-    from longtail.train.evaluation import evaluate as write_logits
-    from longtail.train.evaluation import refuse_logits
+    from longtail.train import distributed, engine, evaluation
     from longtail.train.pretrained import read_weights, with_weights
     from longtail.train.streamed import Streaming
     from longtail.train.teachers import with_teachers
@@ -201,7 +198,9 @@ def train(
         if evaluate:
             instead = "train with --no-evaluate, then count errors: longtail evaluate --errors-only"
             test = data.test
-            refuse_logits(len(test), test.num_classes, what="the test set", instead=instead)
+            evaluation.refuse_logits(
+                len(test), test.num_classes, what="the test set", instead=instead
+            )
         how: dict[str, Any] = {"device": world.device, "world": world}
         if on_disk:
             how["streaming"] = Streaming(
@@ -210,7 +209,7 @@ def train(
                 micro_batch=micro_batch or 256,
                 compile=compiled,
             )
-        command = _command(context, given, world)
+        command = _command(context.obj, world)
         cohort = {"root": out, "teachers": taught, "weights": start, "force": force, **how}
         cohort |= {"command": command} | ({} if together is None else {"together": together})
         with ExitStack() as stack:
@@ -229,7 +228,7 @@ def train(
 
                     cohort["after_epoch"] = stack.enter_context(TensorBoard())
             try:
-                runs = train_cohort(specs, data.train, **cohort)
+                runs = engine.train_cohort(specs, data.train, **cohort)
             except (KeyboardInterrupt, OSError):  # a full disk and the like
                 if world.first:
                     stack.close()
@@ -240,7 +239,7 @@ def train(
                 for done, run in enumerate(runs):
                     if progress is not None:
                         progress(done, len(runs), run.folder.name)
-                    runs[done] = write_logits(run, data.test, **how)
+                    runs[done] = evaluation.evaluate(run, data.test, **how)
     if world.first:
         _show(runs, out, places, json)
 
@@ -341,7 +340,6 @@ def _resumed(
 
 def _root_of(folder: Path, spec: RunSpec, typed: RunSpec) -> Path:
     """Return the folder of runs that a run is resumed in, unless the options ask for another."""
-
     if wrong := spec.difference(typed):
         raise Failure(
             f"{folder} can't be resumed with these options, which ask for another run: "
@@ -357,25 +355,14 @@ def _root_of(folder: Path, spec: RunSpec, typed: RunSpec) -> Path:
     return root if (root / spec.folder).resolve() == place else place.parents[1]
 
 
-def _command(context: typer.Context, given: list[str], world: World) -> str:
+def _command(typed: list[str], world: World) -> str:
     """Return the command to go on: as typed, without options that would begin again."""
-    words = ["longtail", "train"]
-    for parameter in context.command.params:
-        value = context.params.get(parameter.name or "")
-        if parameter.opts[0] not in given or parameter.name in ("force", "json"):
-            continue
-        if isinstance(value, bool):
-            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
-            continue
-        flag = "--teachers" if parameter.name == "more" else parameter.opts[0]
-        for one in value if isinstance(value, list | tuple) else [value]:
-            words += [flag, str(one)]
-    command = shlex.join(words)
+    words = [word for word in typed if word not in ("--force", "--json")]
     if world.count == 1:
-        return command
+        return shlex.join(["longtail", *words])
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     machines = "--standalone" if here == world.count else f"--nnodes={world.count // here}"
-    return f"torchrun {machines} --nproc-per-node={here} -m {command}"
+    return f"torchrun {machines} --nproc-per-node={here} -m {shlex.join(['longtail', *words])}"
 
 
 def _say_plan(
@@ -393,8 +380,7 @@ def _say_plan(
     from longtail import _checks
     from longtail.posthoc import leaves_little
     from longtail.report.tables import plural
-    from longtail.train import checkpoint
-    from longtail.train.engine import device_words
+    from longtail.train import checkpoint, engine
     from longtail.train.methods import Method
 
     left = [spec for spec in specs if states[root / spec.folder] != "finished"]
@@ -416,7 +402,7 @@ def _say_plan(
         _console.line(text, err=True)
         return number
     text = (
-        f"Training {number} on {device_words(world.device, world.count)} in "
+        f"Training {number} on {engine.device_words(world.device, world.count)} in "
         f"{spec.settings.get('precision', 'float32')}: "
         f"{spec.dataset.name} ({_data.subset_words(spec.dataset)}), recipe {spec.recipe.name}, "
         f"{plural(spec.recipe.values['epochs'], 'epoch', 'epochs')}."
