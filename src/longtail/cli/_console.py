@@ -49,7 +49,6 @@ def typed(context: typer.Context) -> list[str]:
 
 def refuse_overwrite(path: Path, force: bool, *, page: str | None = None) -> None:
     """Refuse to replace a file unless told to; `page` is an option that names a web page."""
-
     if page is not None and path.suffix.lower() not in (".html", ".htm"):
         raise Failure(
             f"{page} writes a page for a browser, so its file must end in .html or .htm; got "
@@ -57,9 +56,6 @@ def refuse_overwrite(path: Path, force: bool, *, page: str | None = None) -> Non
         )
     if path.exists() and not force:
         raise Failure(f"{path} exists; pass --force to replace it.")
-
-
-# --- results ----------------------------------------------------------------------------------
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -140,9 +136,6 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-# --- messages of the library ------------------------------------------------------------------
-
-
 def as_options(text: str) -> str:
     """Return a message of the library with its arguments, such as `tau=`, as options.
 
@@ -176,9 +169,6 @@ def warning_lines() -> Iterator[None]:
     finally:
         warnings.showwarning = before
         logger.removeHandler(handler)
-
-
-# --- progress ---------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -125,13 +125,7 @@ def find_device(name: str) -> torch.device:
 
 @dataclass
 class RunData:
-    """Finds the data of runs again; each data set is read once.
-
-    Args:
-        dataset: its name, frozen file or folder, where a run's spec alone does not tell.
-        data_dir: where the original files are.
-        root: where the images of lists are.
-    """
+    """Finds the data of runs again, by their specs and three options; reads each set once."""
 
     dataset: str | None
     data_dir: Path | None
@@ -194,10 +188,7 @@ def errors_on(run: Run, split: str) -> PerClassError:
 def warn_of_run(folder: Path, given: dict[str, Any], prior: ClassPrior | None) -> None:
     """Warn where a run's logits are no honest ground for a choice, or are adjusted already.
 
-    Args:
-        folder: of the run.
-        given: the parameters of the command, `adjust` or `tune`.
-        prior: to adjust by.
+    `given` are the parameters of `adjust` or `tune`, and `prior` is to be adjusted by.
     """
     from longtail.runs import Run
 
@@ -222,17 +213,10 @@ def warn_of_run(folder: Path, given: dict[str, Any], prior: ClassPrior | None) -
 
 
 def warn_if_adjusted(run: Run, prior: ClassPrior, *, tau: float | None, elsewhere: str) -> bool:
-    """Warn if a run's training leaves much less to correct than is asked for.
+    """Warn if a run's training leaves much less to correct by a prior than is asked for.
 
-    No error: of a student of adjusted teachers, say, a small tau that held-out data choose may
-    still help.
-
-    Args:
-        run: of which logits or weights are adjusted.
-        prior: by which; a uniform one takes nothing off.
-        tau: that is asked for. None if held-out data choose it, perhaps as small as what is left:
-            then only a run is told of for which next to no tau is right.
-        elsewhere: the options that name another target than the balanced error.
+    No error: of a student of adjusted teachers, say, a small tau that held-out data choose (None)
+    may still help. `elsewhere` are options that name another target than the balanced error.
 
     Returns:
         True if no doubt remains: it was said, or nothing in training favoured rare classes.

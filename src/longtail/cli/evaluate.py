@@ -165,7 +165,6 @@ def evaluate(
 
 def _part(data: Any, run: Run, split: Split) -> Any:
     """Return the images of a split, if the run's data set has it."""
-
     name = run.spec.dataset.name
     if split == Split.dev:
         if not hasattr(data, "development"):

@@ -201,14 +201,13 @@ def train(
             evaluation.refuse_logits(
                 len(test), test.num_classes, what="the test set", instead=instead
             )
-        how: dict[str, Any] = {"device": world.device, "world": world}
-        if on_disk:
-            how["streaming"] = Streaming(
-                workers=workers,
-                on_error=on_error.value,
-                micro_batch=micro_batch or 256,
-                compile=compiled,
-            )
+        streaming = Streaming(
+            workers=workers,
+            on_error=on_error.value,
+            micro_batch=micro_batch or 256,
+            compile=compiled,
+        )
+        how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
         command = _command(context.obj, world)
         cohort = {"root": out, "teachers": taught, "weights": start, "force": force, **how}
         cohort |= {"command": command} | ({} if together is None else {"together": together})
