@@ -8,9 +8,11 @@ imported inside the functions.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -104,8 +106,14 @@ def main(arguments: list[str] | None = None) -> int:
     # People add --debug to the end of the line that just failed.
     debug = "--debug" in given or os.environ.get("LONGTAIL_DEBUG", "0") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]
+    logger, handler = logging.getLogger("longtail"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: _console.line(record.getMessage(), kind="warning")  # type: ignore[method-assign]
+    logger.addHandler(handler)
     try:
-        with _console.warning_lines():
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda text, *_, **__: _console.line(
+                _console.as_options(str(text)), kind="warning"
+            )
             command: Any = typer.main.get_command(app)
             # The words that were typed reach commands as `context.obj`.
             code = command.main(given, prog_name="longtail", standalone_mode=False, obj=given)
@@ -119,8 +127,10 @@ def main(arguments: list[str] | None = None) -> int:
         if debug and not usage:
             raise
         code = _wrong_usage(error) if usage else _failure(error)
+    finally:
+        logger.removeHandler(handler)
     if code == 130:
-        _console.message("error", "interrupted")
+        _console.line("interrupted", kind="error")
     code = code if isinstance(code, int) else 0
     if arguments is None and several:
         # Threads of torch's process groups may still hold tensors and abort a process that has
@@ -139,7 +149,7 @@ def _wrong_usage(error: Any) -> int:
     text = error.format_message().strip().rstrip(".?").removeprefix("Invalid value: ")
     context = getattr(error, "ctx", None)
     hint = f"; see: {context.command_path} --help" if context is not None else ""
-    _console.message("error", text[:1].lower() + text[1:] + hint)
+    _console.line(text[:1].lower() + text[1:] + hint, kind="error")
     return 2
 
 
@@ -154,5 +164,5 @@ def _failure(error: Exception) -> int:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     elif isinstance(error, MemoryError):
         text = f"not enough memory: {error}" if str(error) else "not enough memory"
-    _console.message("error", text)
+    _console.line(text, kind="error")
     return 1

@@ -6,13 +6,11 @@ Results go to stdout, everything else to stderr, so that ``--json`` can be piped
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import sys
 import textwrap
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -77,16 +75,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
-def line(text: str = "", *, wrap: bool = False, err: bool = False) -> None:
-    """Print a text as it is or, with `wrap`, as prose in lines that fit a terminal."""
+def line(text: str = "", *, wrap: bool = False, err: bool = False, kind: str = "") -> None:
+    """Print a text as it is; to `wrap` prose; on stderr; or as a warning or error in one line."""
+    if kind:
+        text, err = f"longtail: {kind}: {' '.join(text.split())}", True
     if wrap:
         text = textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
     typer.echo(printable(text), err=err)
-
-
-def message(kind: str, text: str) -> None:
-    """Print a warning or an error as one line on stderr."""
-    line(f"longtail: {kind}: {' '.join(text.split())}", err=True)
 
 
 def show_table(table: ReportTable) -> None:
@@ -154,21 +149,6 @@ def as_options(text: str) -> str:
         return f"--{renamed.get(name, name)}{f' {value}' if value not in (None, 'True') else ''}"
 
     return re.sub(r"`(\w+)=(?:'?([\w.-]+)'?)?`", option, text)
-
-
-@contextmanager
-def warning_lines() -> Iterator[None]:
-    """Show warnings and log messages of the library as one line each on stderr."""
-    logger, handler = logging.getLogger("longtail"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: message("warning", record.getMessage())  # type: ignore[method-assign]
-    before = warnings.showwarning
-    warnings.showwarning = lambda text, *_, **__: message("warning", as_options(str(text)))
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        warnings.showwarning = before
-        logger.removeHandler(handler)
 
 
 @contextmanager

@@ -124,13 +124,11 @@ def read_prior(
         raise Failure(f"{source}: {error}") from error
 
 
-def read_target(text: str, width: int, class_names: Sequence[str] | None) -> ClassPrior | None:
-    """Return the class frequencies that --target names; None for balanced ones."""
+def read_target(text: str, width: int, class_names: Sequence[str] | None) -> ClassPrior:
+    """Return the class frequencies that --target names."""
     from longtail.predictions.labels import read_numbers
     from longtail.priors import ClassPrior
 
-    if text == "balanced":
-        return None
     numbers = read_numbers(text, option="--target", num_classes=width, class_names=class_names)
     if not (numbers > 0).all():
         raise Failure("--target must be above zero for every class.")

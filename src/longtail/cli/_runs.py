@@ -60,7 +60,7 @@ def open_runs(
         opened = [Run.open(folder, unfinished=bool(inside)) for folder in inside or [path]]
         for run in opened:
             if not run.finished:
-                _console.message("warning", f"left out {run.folder}, which is half written")
+                _console.line(f"left out {run.folder}, which is half written", kind="warning")
         runs = [run for run in opened if run.finished]
         any_finished = any_finished or bool(runs)
         if inside and together:
@@ -88,11 +88,11 @@ def open_runs(
     plain = [run for run in alone if set(run.spec.method.name.split("+")) <= kept]
     other = [run for run in alone if run not in plain]
     if together and plain and other:
-        _console.message(
-            "warning",
+        _console.line(
             f"{plain[0].name} and {other[0].name} answer for different class frequencies, plain "
             f"softmax for those of training and {other[0].spec.method.name} for corrected ones; "
             f"the mean of {len(plain)} and {len(other)} such runs is in between",
+            kind="warning",
         )
     return list(found.values())
 
@@ -198,17 +198,17 @@ def warn_of_run(folder: Path, given: dict[str, Any], prior: ClassPrior | None) -
         elsewhere = "" if given.get("target", "balanced") == "balanced" else "--target"
         warn_if_adjusted(Run.open(folder, verify=False), prior, tau=tau, elsewhere=elsewhere)
     if split == "train":
-        _console.message(
-            "warning",
+        _console.line(
             "these logits are of the images that the run was trained on: neither a tau that is "
             "chosen on them nor an error that is measured on them holds for others. Take the "
             "held-out part of a run that was trained with --held-out 0.2, or --split dev.",
+            kind="warning",
         )
     if split == "test" and tau is None:
-        _console.message(
-            "warning",
+        _console.line(
             "tau was chosen on the test set: it is an oracle's, and its errors there are no "
             "estimate for new data; choose it on another split.",
+            kind="warning",
         )
 
 
@@ -248,10 +248,10 @@ def warn_if_adjusted(run: Run, prior: ClassPrior, *, tau: float | None, elsewher
                 f"what training has balanced is adjusted to another target from equal counts: "
                 f"pass --counts 1,1,... with the same {elsewhere}"
             )
-        _console.message(
-            "warning",
+        _console.line(
             f"{run.folder} was trained with {name}, which {does} favours the rare classes twice; "
             f"{instead}.",
+            kind="warning",
         )
         return True
     # Teachers' answers may be balanced.

@@ -79,7 +79,9 @@ def adjust(
     if report is not None:
         _checks.require("plotly", extra="report")
         _console.refuse_overwrite(report, force, page="--report")
-    aim = _inputs.read_target(target, found.num_classes, found.class_names)
+    aim = None
+    if target != "balanced":
+        aim = _inputs.read_target(target, found.num_classes, found.class_names)
     with _console.progress("reading") as progress:
         result = adjust_predictions(
             found,

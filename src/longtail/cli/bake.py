@@ -152,7 +152,8 @@ def bake(
                     elsewhere = " and ".join(n for n in ("--target", "--costs") if n in named)
                     said = _runs.warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere)
                     doubtful = doubtful and not said
-            common["target_prior"] = _inputs.read_target(target, width, names)
+            if target != "balanced":
+                common["target_prior"] = _inputs.read_target(target, width, names)
             if costs is not None:
                 common["costs"] = read_numbers(
                     costs, option="--costs", num_classes=width, class_names=names

@@ -78,7 +78,7 @@ def list_runs(root: RootArgument = Path("runs"), json: _console.Json = False) ->
         _console.line("* a recipe with changed values; see: longtail runs show RUN")
     for row in rows:
         if "problem" in row:
-            _console.message("warning", row["problem"])
+            _console.line(row["problem"], kind="warning")
 
 
 def _summary(run: Run) -> dict[str, Any]:

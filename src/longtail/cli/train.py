@@ -208,7 +208,13 @@ def train(
             compile=compiled,
         )
         how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
-        command = _command(context.obj, world)
+        # To go on: as typed, without options that would begin again.
+        words = [word for word in context.obj if word not in ("--force", "--json")]
+        command = shlex.join(["longtail", *words])
+        if world.count > 1:
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            machines = "--standalone" if here == world.count else f"--nnodes={world.count // here}"
+            command = f"torchrun {machines} --nproc-per-node={here} -m {command}"
         cohort = {"root": out, "teachers": taught, "weights": start, "force": force, **how}
         cohort |= {"command": command} | ({} if together is None else {"together": together})
         with ExitStack() as stack:
@@ -354,16 +360,6 @@ def _root_of(folder: Path, spec: RunSpec, typed: RunSpec) -> Path:
     return root if (root / spec.folder).resolve() == place else place.parents[1]
 
 
-def _command(typed: list[str], world: World) -> str:
-    """Return the command to go on: as typed, without options that would begin again."""
-    words = [word for word in typed if word not in ("--force", "--json")]
-    if world.count == 1:
-        return shlex.join(["longtail", *words])
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    machines = "--standalone" if here == world.count else f"--nnodes={world.count // here}"
-    return f"torchrun {machines} --nproc-per-node={here} -m {shlex.join(['longtail', *words])}"
-
-
 def _say_plan(
     specs: list[RunSpec],
     data: Any,
@@ -388,13 +384,13 @@ def _say_plan(
     lacking = np.setdiff1d(np.arange(test.num_classes), test.labels) if judged else ()
     if len(lacking):
         absent = _checks.class_words(lacking, test.class_names)
-        _console.message(
-            "warning",
+        _console.line(
             f"the test set has no examples of {absent}: its mean error will be that of the others",
+            kind="warning",
         )
     if stray := getattr(data, "stray", ()):
         words = _checks.listing(stray, most=3)
-        _console.message("warning", f"left out, since in no class folder: {words}")
+        _console.line(f"left out, since in no class folder: {words}", kind="warning")
     if not left:
         there = plural(len(specs), "run", "runs")
         text = f"Nothing to train: {there} finished already (--force: again)."
@@ -420,11 +416,11 @@ def _say_plan(
         trained = Method.of(method)
         alone = replace(trained, drw=False)
         if trained.drw and leaves_little(alone.residual_adjustment(prior), prior):
-            _console.message(
-                "warning",
+            _console.line(
                 f"{method.name} corrects for class frequencies twice: {trained.loss} aims at the "
                 f"balanced error by itself, and drw weighs rare classes more on top of it; "
                 f"{trained.loss} alone, or softmax+drw, does it once.",
+                kind="warning",
             )
     return number
 
