@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -222,7 +223,7 @@ def warn_if_adjusted(run: Run, prior: ClassPrior, *, tau: float | None, elsewher
         True if no doubt remains: it was said, or nothing in training favoured rare classes.
     """
     from longtail._checks import InputError
-    from longtail.posthoc import LEAST_AGAIN, leaves_little, tau_left
+    from longtail.posthoc import LEAST_AGAIN, adjusted_twice
     from longtail.runs import Run
     from longtail.train.methods import Method
 
@@ -231,28 +232,19 @@ def warn_if_adjusted(run: Run, prior: ClassPrior, *, tau: float | None, elsewher
         with suppress(InputError):  # a member that is not there, or somebody else's method
             part = Run.open(folder, verify=False).spec.method
             methods.append((part.name, Method.of(part)))
-    asked = LEAST_AGAIN if tau is None else tau
-    little = asked < LEAST_AGAIN or 1 in (run.prior.imbalance_ratio, prior.imbalance_ratio)
-    for name, method in () if little else methods:
-        residual = method.residual_adjustment(run.prior)
-        if not leaves_little(residual, run.prior, tau=asked):
-            continue
-        left = tau_left(residual, run.prior)
-        does = "already aims at the balanced error: adjusting its logits"
-        instead = "use them as they are, or at most with a small tau that held-out data ask for"
-        if left >= 0.1:
-            does = f"leaves about tau = {left:.1f} to correct: more than that"
-            instead = f"take tau = {left:.1f}, or what held-out data ask for"
-        if elsewhere:
-            instead = (
-                f"what training has balanced is adjusted to another target from equal counts: "
-                f"pass --counts 1,1,... with the same {elsewhere}"
-            )
-        _console.line(
-            f"{run.folder} was trained with {name}, which {does} favours the rare classes twice; "
-            f"{instead}.",
-            kind="warning",
+    for name, method in methods if prior.imbalance_ratio > 1 else ():
+        loss = SimpleNamespace(
+            name=name,
+            num_classes=run.prior.num_classes,
+            is_antisymmetric=True,
+            residual_adjustment=method.residual_adjustment,
         )
-        return True
+        said = adjusted_twice(loss, run.prior, tau=LEAST_AGAIN if tau is None else tau)
+        if said is not None:
+            if elsewhere:
+                said = said.partition("; ")[0]
+                said += f"; for another target pass --counts 1,1,... with the same {elsewhere}."
+            _console.line(f"{run.folder}: {said}", kind="warning")
+            return True
     # Teachers' answers may be balanced.
     return bool(methods) and not run.teachers and all(method.is_plain for _, method in methods)

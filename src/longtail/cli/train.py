@@ -147,8 +147,8 @@ def train(
     if teacher_logits and not teachers:
         raise typer.BadParameter("--teacher-logits needs --teachers")
     if more and not teachers:
-        words = ", ".join(map(str, more))
-        raise typer.BadParameter(f"got unexpected argument(s) {words}; runs stand after --teachers")
+        extra = ", ".join(map(str, more))
+        raise typer.BadParameter(f"got unexpected argument(s) {extra}; runs stand after --teachers")
     if seeds is not None and seed:
         raise typer.BadParameter("give either --seeds or --seed, not both")
     asked = seed or None if seeds is None else list(range(seeds))
