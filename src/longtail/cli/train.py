@@ -176,10 +176,9 @@ def train(
             exact = "bfloat16" if world.device.type == "cuda" else "float32"
         for place, spec in enumerate(specs):
             if exact != "auto":  # float32 goes without saying
-                settings = {
-                    key: value for key, value in spec.settings.items() if key != "precision"
-                }
-                settings |= {} if exact == "float32" else {"precision": exact}
+                settings = {**spec.settings, "precision": exact}
+                if exact == "float32":
+                    del settings["precision"]
                 spec = replace(spec, settings=settings)
             if taught:
                 spec = with_teachers(spec, taught, saved=teacher_logits)
