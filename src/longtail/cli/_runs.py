@@ -28,8 +28,7 @@ Device = Annotated[str, option("NAME", "cpu, cuda or cuda:N; auto is a GPU if th
 Root = Annotated[
     Path | None,
     option(
-        "FOLDER",
-        "Images on disk: what their lists' paths start from; the lists' folder if absent.",
+        "FOLDER", "Images on disk: what their lists' paths start from; the lists' folder if absent."
     ),
 ]
 Workers = Annotated[

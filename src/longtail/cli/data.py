@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from longtail.data.check import CheckResult
 
 app = typer.Typer(
+    help="Describe, check and freeze long-tailed data sets.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Describe, check and freeze long-tailed data sets.",
 )
 
 _SHOWN = 3  # problems of one kind; --out has them all

@@ -20,22 +20,16 @@ if TYPE_CHECKING:
     from longtail.runs import Run
 
 
-class Split(StrEnum):
-    """Splits that a run can be judged on."""
-
-    test = "test"
-    dev = "dev"
-    val = "val"
-    held_out = "held-out"
-    train = "train"
+Split = StrEnum(
+    "Split", {"test": "test", "dev": "dev", "val": "val", "held_out": "held-out", "train": "train"}
+)
 
 
 def evaluate(
     runs: _runs.Runs,
     split: Annotated[Split, option(None, "What to judge them on.")] = Split.test,
     ensemble: Annotated[
-        bool,
-        option(None, "Also average their logits, into a run folder of its own.", "--ensemble"),
+        bool, option(None, "Also average their logits, into a run folder of its own.", "--ensemble")
     ] = False,
     errors_only: Annotated[
         bool,

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from longtail.runs import Run
 
 app = typer.Typer(
+    help="List, show and pack run folders.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, show and pack run folders.",
 )
 
 RootOption = Annotated[Path, option("FOLDER", "The folder of runs.", "--root")]
@@ -99,8 +99,7 @@ def _summary(run: Run) -> dict[str, Any]:
 @app.command()
 def show(
     run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="A run folder, or a part of its name, as its hash."),
+        str, typer.Argument(metavar="RUN", help="A run folder, or a part of its name, as its hash.")
     ],
     root: RootOption = Path("runs"),
     json: _console.Json = False,

@@ -41,20 +41,13 @@ OnError = StrEnum("OnError", ["stop", "skip"])
 
 def train(
     context: typer.Context,
-    dataset: Annotated[
-        str | None,
-        option("NAME", "A name, folder or file; see above."),
-    ] = None,
+    dataset: Annotated[str | None, option("NAME", "A name, folder or file; see above.")] = None,
     method: Annotated[
-        list[str] | None,
-        option("METHOD", "See above; repeat it for several."),
+        list[str] | None, option("METHOD", "See above; repeat it for several.")
     ] = None,
     seeds: Annotated[int | None, option("N", "Seeds 0 to N-1 of each method.", min=1)] = None,
     seed: Annotated[list[int] | None, option("K", "Or this seed; repeatable.", min=0)] = None,
-    recipe: Annotated[
-        str | None,
-        option("NAME", "If absent, what suits the data."),
-    ] = None,
+    recipe: Annotated[str | None, option("NAME", "If absent, what suits the data.")] = None,
     overrides: Annotated[
         list[str] | None, option("KEY=VALUE", "Change the recipe: lr=0.05; repeatable.", "--set")
     ] = None,
