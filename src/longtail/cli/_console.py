@@ -152,13 +152,16 @@ def as_options(text: str) -> str:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[float, int, str], None]]:
+def progress(title: str, *, show: bool = True) -> Iterator[Callable[[float, int, str], None]]:
     """Show how far something long has come: a bar on a terminal, a line now and then elsewhere.
 
     Yields:
         A callback of (done, total, text) for library code; total 0 means unknown, and a share
         of a step counts as a decimal.
     """
+    if not show:
+        yield lambda *_: None
+        return
     if sys.stderr.isatty():
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 

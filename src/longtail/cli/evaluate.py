@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -113,10 +112,9 @@ def evaluate(
             parts = [_part(places.of(run), run, split) for run in work]
             how: dict[str, Any] = {"device": world.device, "world": world}
             how["streaming"] = Streaming(workers=workers)
-            with _console.progress("evaluating") if world.first else nullcontext() as progress:
+            with _console.progress("evaluating", show=world.first) as progress:
                 for done, (run, part) in enumerate(zip(work, parts, strict=True)):
-                    if progress is not None:
-                        progress(done, len(work), run.folder.name)
+                    progress(done, len(work), run.folder.name)
                     if not errors_only:
                         shown[shown.index(run)] = evaluation.evaluate(
                             run, part, split=split.value, replace=force, **how

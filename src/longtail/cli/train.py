@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import statistics
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -207,35 +208,36 @@ def train(
             here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             machines = "--standalone" if here == world.count else f"--nnodes={world.count // here}"
             command = f"torchrun {machines} --nproc-per-node={here} -m {command}"
-        cohort = {"root": out, "teachers": taught, "weights": start, "force": force, **how}
-        cohort |= {"command": command} | ({} if together is None else {"together": together})
-        with ExitStack() as stack:
+        logged: Any = nullcontext()
+        if tensorboard and world.first:
+            from longtail.train.tensorboard import TensorBoard
+
+            logged = TensorBoard()
+        try:
+            with logged as log, _console.progress("training", show=world.first) as progress:
+                runs = engine.train_cohort(
+                    specs,
+                    data.train,
+                    root=out,
+                    teachers=taught,
+                    weights=start,
+                    command=command,
+                    force=force,
+                    together=together or engine.TOGETHER,
+                    begin=partial(_say_plan, specs, data, out, world, evaluate),
+                    progress=progress,
+                    after_epoch=log,
+                    within_epoch=True,
+                    **how,
+                )
+        except (KeyboardInterrupt, OSError):  # a full disk and the like
             if world.first:
-                show: Any = None
-
-                def begin(states: dict[Path, str]) -> None:
-                    nonlocal show
-                    title = _say_plan(specs, data, out, states, world, judged=evaluate)
-                    show = stack.enter_context(_console.progress(title))
-
-                cohort |= {"begin": begin, "within_epoch": True}
-                cohort["progress"] = lambda *done: show(*done)
-                if tensorboard:
-                    from longtail.train.tensorboard import TensorBoard
-
-                    cohort["after_epoch"] = stack.enter_context(TensorBoard())
-            try:
-                runs = engine.train_cohort(specs, data.train, **cohort)
-            except (KeyboardInterrupt, OSError):  # a full disk and the like
-                if world.first:
-                    stack.close()
-                    _say_what_is_saved([out / spec.folder for spec in specs], command, force)
-                raise
+                _say_what_is_saved([out / spec.folder for spec in specs], command, force)
+            raise
         if evaluate:
-            with _console.progress("evaluating") if world.first else nullcontext() as progress:
+            with _console.progress("evaluating", show=world.first) as progress:
                 for done, run in enumerate(runs):
-                    if progress is not None:
-                        progress(done, len(runs), run.folder.name)
+                    progress(done, len(runs), run.folder.name)
                     runs[done] = evaluation.evaluate(run, data.test, **how)
     if world.first:
         _show(runs, out, places, json)
@@ -356,12 +358,11 @@ def _say_plan(
     specs: list[RunSpec],
     data: Any,
     root: Path,
-    states: dict[Path, str],
     world: World,
-    *,
     judged: bool,
-) -> str:
-    """Say before work begins what will be done, and return the number of runs in words."""
+    states: dict[Path, str],
+) -> None:
+    """Say before work begins what will be done, what is there already, what to look out for."""
     import numpy as np
 
     from longtail import _checks
@@ -372,7 +373,6 @@ def _say_plan(
 
     left = [spec for spec in specs if states[root / spec.folder] != "finished"]
     spec, test = specs[0], data.test
-    number = plural(len(left), "run", "runs")
     lacking = np.setdiff1d(np.arange(test.num_classes), test.labels) if judged else ()
     if len(lacking):
         absent = _checks.class_words(lacking, test.class_names)
@@ -387,9 +387,10 @@ def _say_plan(
         there = plural(len(specs), "run", "runs")
         text = f"Nothing to train: {there} finished already (--force: again)."
         _console.line(text, err=True)
-        return number
+        return
     text = (
-        f"Training {number} on {engine.device_words(world.device, world.count)} in "
+        f"Training {plural(len(left), 'run', 'runs')} on "
+        f"{engine.device_words(world.device, world.count)} in "
         f"{spec.settings.get('precision', 'float32')}: "
         f"{spec.dataset.name} ({_data.subset_words(spec.dataset)}), recipe {spec.recipe.name}, "
         f"{plural(spec.recipe.values['epochs'], 'epoch', 'epochs')}."
@@ -414,7 +415,6 @@ def _say_plan(
                 f"{trained.loss} alone, or softmax+drw, does it once.",
                 kind="warning",
             )
-    return number
 
 
 def _say_what_is_saved(folders: list[Path], command: str, force: bool) -> None:
