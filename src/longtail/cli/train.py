@@ -155,6 +155,7 @@ def train(
             taught = [run for run in taught if not run.members or not set(run.members) <= names]
         start = None if weights is None else read_weights(weights)
         data: Any = None
+        notes: list[str] = []
         if resume is not None:
             for name in ("--force", "--counts", "--fit", "--out"):
                 if name in given:
@@ -164,7 +165,7 @@ def train(
             run, typed = _resumed(resume, params, given, asked)
             specs = [typed]
         else:
-            specs, data = _planned(params, asked or [0], start, world)
+            specs, data, notes = _planned(params, asked or [0], start)
         exact = precision.value
         if precision == Precision.auto and resume is None:  # a resumed run has its own
             exact = "bfloat16" if world.device.type == "cuda" else "float32"
@@ -180,6 +181,8 @@ def train(
         if resume is not None:
             out = _root_of(resume, run.spec, specs[0])
             specs, data = [run.spec], places.of(run)
+        for text in notes if world.first else ():
+            _console.line(text, wrap=True, err=True)
         specs = list({spec.folder: spec for spec in specs}.values())
         on_disk = specs[0].dataset.settings.get("list") is not None
         for name in _OF_SUBSETS if on_disk else _OF_DISKS:
@@ -244,9 +247,9 @@ def train(
 
 
 def _planned(
-    given: dict[str, Any], seeds: list[int], weights: Weights | None, world: World
-) -> tuple[list[RunSpec], Any]:
-    """Return the specs of all methods and seeds, and the data; say what was chosen for the user.
+    given: dict[str, Any], seeds: list[int], weights: Weights | None
+) -> tuple[list[RunSpec], Any, list[str]]:
+    """Return the specs of all methods and seeds, the data, and lines on what was chosen.
 
     What can be refused without the data is, before they are read.
     """
@@ -295,12 +298,12 @@ def _planned(
         for seed in seeds  # every method of a seed first: they are compared
         for method in methods
     ]
-    if world.first:
-        if recipe in own_data.RECIPES:
-            _console.line(own_data.words(spec.name, Recipe.of(made[0])), wrap=True, err=True)
-        for text in weights.left_out(made[0], data.train) if weights is not None else ():
-            _console.line(text, wrap=True, err=True)
-    return made, data
+    notes = []
+    if recipe in own_data.RECIPES:
+        notes.append(own_data.words(spec.name, Recipe.of(made[0])))
+    if weights is not None:
+        notes += weights.left_out(made[0], data.train)
+    return made, data, notes
 
 
 def _resumed(
