@@ -1,10 +1,12 @@
 """Every command: help, errors, exit codes, a light start."""
 
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -127,16 +129,17 @@ def test_json_has_no_nan(capsys):
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, [0, 1]], "c": 3}
 
 
-def test_warnings_and_log_messages_are_one_line_on_stderr(fresh):
-    code = (
-        "import warnings, logging; from longtail.cli import _console\n"
-        "with _console.warning_lines():\n"
-        "    warnings.warn('careful:\\n twice', stacklevel=1)\n"
-        "    logging.getLogger('longtail').warning('left out %d', 3)\n"
-        "    logging.getLogger('longtail').info('not worth a line')"
+def test_warnings_and_log_messages_are_one_line_on_stderr(cli, monkeypatch):
+    def warn(_):
+        warnings.warn("careful:\n twice, say `force=True`", stacklevel=1)
+        logging.getLogger("longtail").warning("left out %d", 3)
+        logging.getLogger("longtail").info("not worth a line")
+        return []
+
+    monkeypatch.setattr("longtail.runs.run_folders", warn)
+    assert cli("runs", "list").err == (
+        "longtail: warning: careful: twice, say --force\nlongtail: warning: left out 3\n"
     )
-    result = fresh(code=code)
-    assert result.err == "longtail: warning: careful: twice\nlongtail: warning: left out 3\n"
 
 
 # The world outside.

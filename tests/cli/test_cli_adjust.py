@@ -88,6 +88,7 @@ def test_every_way_to_say_the_same(cli, files, words):
         (["--tau", 0.7], {"tau": 0.7}),
         (["--tune-on", 0.4, "--seed", 2], {"tune_on": 0.4, "random_state": 2}),
         (["--cross-fit", 3], {"folds": 3}),
+        (["--missing", "skip"], {"missing": "skip"}),
         (["--effective-prior", "--tune-on", 0.5], {"effective": True, "tune_on": 0.5}),
         (["--target", "aim.txt"], {"target_prior": ClassPrior.from_weights([2, 1, 1])}),
     ],
@@ -132,15 +133,6 @@ def test_a_page(ok, files):
     assert page.startswith("<!DOCTYPE html>") or "<!DOCTYPE html>" in page[:20_000]
     for text in ("Adjusted predictions of p.npz", "Most changed classes", "tau-knob", "before"):
         assert text in page
-
-
-def test_classes_left_out_are_listed(ok, refused, files):
-    logits, target = files
-    keep = target < 2
-    np.savez("two.npz", logits=logits[keep], target=target[keep])
-    assert "1 of 3 classes have fewer: 2 (0)" in refused("adjust", "two.npz", "--counts", COUNTS)
-    result = ok("adjust", "two.npz", "--counts", COUNTS, "--missing", "skip")
-    assert "Left out of all means, for lack of labelled examples: 2." in result.out
 
 
 BAD = [

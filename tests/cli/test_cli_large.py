@@ -169,8 +169,3 @@ def test_options_that_would_do_nothing_are_refused(cli, places, dataset, option)
     assert result.code in (1, 2)
     assert f"{option[0]} does nothing here" in result.err
     assert not Path("runs").exists()
-
-
-def test_a_recipe_for_images_in_memory_does_not_fit_lists(refused, places):
-    words = ("train", "--dataset", "spots", "--method", "softmax", *HERE)
-    assert "photographs on disk need an `image_size`" in refused(*words, "--recipe", "tuned")

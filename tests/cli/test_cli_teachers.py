@@ -63,7 +63,7 @@ def test_an_interrupted_student_is_resumed(teachers, cli, monkeypatch, ok, refus
             if end.epoch == 2:
                 raise KeyboardInterrupt
 
-        return real(*arguments, after_epoch=stop, checkpoint_seconds=0, **options)
+        return real(*arguments, **options | {"after_epoch": stop, "checkpoint_seconds": 0})
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "train_cohort", stopped)

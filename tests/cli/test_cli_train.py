@@ -122,17 +122,6 @@ def test_the_precision_is_part_of_the_spec_unless_it_is_float32(cli):
     assert sorted(map(str, found)) == ["{'precision': 'bfloat16'}", "{}"]
 
 
-def test_a_folder_of_images_takes_a_recipe_by_name(cli):
-    for split, count in (("train", 8), ("test", 3)):
-        write_folder(Path("birds") / split, {"a": count, "b": 3}, shape=(3, 8, 8))
-    words = ("train", "--dataset", "birds", "--method", "balanced", "--device", "cpu")
-    changes = ("--set", "epochs=1", "--set", "mean=[0.5,0.5,0.5]", "--set", "batch_size=4")
-    assert cli(*words, "--recipe", "digits", *changes).code == 0
-    (run,) = find_runs("runs")
-    assert run.spec.recipe.overrides["mean"] == (0.5, 0.5, 0.5)
-    assert run.prior.counts.tolist() == [8, 3]
-
-
 def test_a_run_killed_before_its_first_checkpoint_begins_again(cli, monkeypatch, ok):
     words = (*DIGITS, "--method", "softmax", "--no-evaluate")
     with pytest.MonkeyPatch.context() as patch:

@@ -29,7 +29,7 @@ def test_a_folder_of_runs_becomes_a_page_and_a_table(ok):
     assert "Trained on digits-lt with plain softmax" in result.out.replace("\n", " ")
     assert "Open report.html in a browser: it has a slider" in result.out
     page = Path("report.html").read_text()
-    assert f"longtail report {digits_root()} --out report.html" in page
+    assert f"longtail report {digits_root()} --force" in page
 
 
 def test_figures_and_a_title(ok, folders):

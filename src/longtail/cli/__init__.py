@@ -1,15 +1,18 @@
 """The command line: a command is one file that parses, calls the library and prints.
 
-`<name>.py` holds a Typer `app`, and COMMANDS has a line for it. It is imported when the command is
-used or listed, so its own imports stay light: what is heavy is imported inside the functions.
+`<name>.py` holds a function of that name, or a Typer `app` of several, and COMMANDS lists it. It is
+imported when the command is used or listed, so its own imports stay light: what is heavy is
+imported inside the functions.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -19,31 +22,24 @@ from longtail.cli import _console
 from longtail.cli._console import option
 
 # In the order in which `longtail --help` lists them.
-COMMANDS = (
-    "demo",
-    "train",
-    "evaluate",
-    "adjust",
-    "tune",
-    "bake",
-    "report",
-    "data",
-    "runs",
-    "explain",
-)
+COMMANDS = "demo train evaluate adjust tune bake report data runs explain".split()  # noqa: SIM905
 
 
 class _Commands(TyperGroup):
     """The group of all commands, whose modules are imported on use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return COMMANDS
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"longtail.cli.{cmd_name}")
-        command = typer.main.get_command(module.app)
+        group = getattr(module, "app", None)
+        if group is None:
+            group = typer.Typer(rich_markup_mode=None, add_completion=False)
+            group.command()(getattr(module, cmd_name))
+        command = typer.main.get_command(group)
         command.name = cmd_name
         return command
 
@@ -99,27 +95,42 @@ def main(arguments: list[str] | None = None) -> int:
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
-        _prepare_streams()
+        # Output never fails for a character, or because nobody reads it.
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (for the whole process)
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
         if not several:  # end as after an error, so that temporary files are removed
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # People add --debug to the end of the line that just failed.
     debug = "--debug" in given or os.environ.get("LONGTAIL_DEBUG", "0") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]
+    logger, handler = logging.getLogger("longtail"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: _console.line(record.getMessage(), kind="warning")  # type: ignore[method-assign]
+    logger.addHandler(handler)
     try:
-        with _console.warning_lines():
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda text, *_, **__: _console.line(
+                _console.as_options(str(text)), kind="warning"
+            )
             command: Any = typer.main.get_command(app)
-            code = command.main(given, prog_name="longtail", standalone_mode=False)
+            # The words that were typed reach commands as `context.obj`.
+            code = command.main(given, prog_name="longtail", standalone_mode=False, obj=given)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 1
     except Exception as error:
-        if debug and not _console.is_usage(error):
+        usage = hasattr(error, "format_message")  # the parser's own kind of exception
+        if debug and not usage:
             raise
-        code = _console.report(error)
+        code = _wrong_usage(error) if usage else _failure(error)
+    finally:
+        logger.removeHandler(handler)
     if code == 130:
-        _console.error_line("interrupted")
+        _console.line("interrupted", kind="error")
     code = code if isinstance(code, int) else 0
     if arguments is None and several:
         # Threads of torch's process groups may still hold tensors and abort a process that has
@@ -130,10 +141,28 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def _prepare_streams() -> None:
-    """Make sure that output never fails for a character, or because nobody reads it."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (for as long as the process)
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+def _wrong_usage(error: Any) -> int:
+    """Print in one line what is wrong with the command line, or the help if it was empty."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    text = error.format_message().strip().rstrip(".?").removeprefix("Invalid value: ")
+    context = getattr(error, "ctx", None)
+    hint = f"; see: {context.command_path} --help" if context is not None else ""
+    _console.line(text[:1].lower() + text[1:] + hint, kind="error")
+    return 2
+
+
+def _failure(error: Exception) -> int:
+    """Print in one line what failed."""
+    from longtail._checks import InputError, MissingExtraError
+
+    text = f"{type(error).__name__}: {error} (a bug in longtail? --debug shows the traceback)"
+    if isinstance(error, _console.Failure | InputError | MissingExtraError):
+        text = _console.as_options(str(error))
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    elif isinstance(error, MemoryError):
+        text = f"not enough memory: {error}" if str(error) else "not enough memory"
+    _console.line(text, kind="error")
+    return 1

@@ -1,4 +1,4 @@
-"""Output of all commands: results, errors, warnings, progress.
+"""Output of all commands: results, messages, progress.
 
 Results go to stdout, everything else to stderr, so that ``--json`` can be piped.
 """
@@ -6,14 +6,11 @@ Results go to stdout, everything else to stderr, so that ``--json`` can be piped
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
 import re
 import sys
 import textwrap
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,11 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from longtail.report.tables import Table as ReportTable
 
-Progress = Callable[[float, int, str], None]
+
+class Failure(Exception):
+    """A command can't do what is asked; its text is the line that says so."""
 
 
 def option(metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
@@ -34,16 +33,27 @@ def option(metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, metavar=metavar, help=text, **settings)
 
 
-JsonOption = Annotated[bool, option(None, "Print the result as JSON, and nothing else.", "--json")]
-ForceOption = Annotated[bool, option(None, "Replace what is there already.", "--force")]
-
-# Seconds without a terminal until the first line of progress, and from one to the next.
-_PATIENCE, _EVERY = 2.0, 5.0
-_WIDE = 160
-_PROSE = 80
+Json = Annotated[bool, option(None, "Print the result as JSON, and nothing else.", "--json")]
+Force = Annotated[bool, option(None, "Replace what is there already.", "--force")]
 
 
-# --- results ----------------------------------------------------------------------------------
+def typed(context: typer.Context) -> list[str]:
+    """Return the options that were given on the command line, and arguments by their names."""
+    found = [
+        (p.opts[0], context.get_parameter_source(p.name or "")) for p in context.command.params
+    ]
+    return [name for name, source in found if source and source.name == "COMMANDLINE"]
+
+
+def refuse_overwrite(path: Path, force: bool, *, page: str | None = None) -> None:
+    """Refuse to replace a file unless told to; `page` is an option that names a web page."""
+    if page is not None and path.suffix.lower() not in (".html", ".htm"):
+        raise Failure(
+            f"{page} writes a page for a browser, so its file must end in .html or .htm; got "
+            f"{path}."
+        )
+    if path.exists() and not force:
+        raise Failure(f"{path} exists; pass --force to replace it.")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -52,7 +62,7 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     piped = not stream.isatty() and "COLUMNS" not in os.environ
-    return Console(file=stream, width=_WIDE if piped else None, highlight=False, soft_wrap=False)
+    return Console(file=stream, width=160 if piped else None, highlight=False, soft_wrap=False)
 
 
 def printable(text: str) -> str:
@@ -62,19 +72,16 @@ def printable(text: str) -> str:
         >>> printable("a\\x1b[31mred")
         'a\\\\x1b[31mred'
     """
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
-def line(text: str = "") -> None:
-    """Print one line of a result as it is: no markup, no wrapping."""
-    typer.echo(printable(text))
-
-
-def show(*renderables: RenderableType) -> None:
-    """Print tables and the like as a result."""
-    console().print(*renderables, sep="\n")
+def line(text: str = "", *, wrap: bool = False, err: bool = False, kind: str = "") -> None:
+    """Print a text as it is; to `wrap` prose; on stderr; or as a warning or error in one line."""
+    if kind:
+        text, err = f"longtail: {kind}: {' '.join(text.split())}", True
+    if wrap:
+        text = textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
+    typer.echo(printable(text), err=err)
 
 
 def show_table(table: ReportTable) -> None:
@@ -94,182 +101,21 @@ def show_table(table: ReportTable) -> None:
     for row in table.rows:
         drawn.add_row(*(Text(printable(cell)) for cell in row))
     out.print(Text(table.title, style="bold"), drawn, sep="\n")
-    line(f"{wrapped(table.note)}\n" if table.note else "")
-
-
-def wrapped(text: str) -> str:
-    """Return prose in lines that fit a terminal."""
-    return textwrap.fill(text, _PROSE, break_long_words=False, break_on_hyphens=False)
+    if table.note:
+        line(table.note, wrap=True)
+    line()
 
 
 def print_json(document: Any) -> None:
     """Print the result as JSON in ASCII; NaN and infinity, which JSON lacks, become null."""
-    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
 
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy arrays and scalars
-        return _finite(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
-
-
-# --- messages ---------------------------------------------------------------------------------
-
-
-def note(text: str) -> None:
-    """Print something worth saying that is not the result."""
-    typer.echo(printable(text), err=True)
-
-
-def error_line(text: str) -> None:
-    """Print an error as one line."""
-    note(f"longtail: error: {' '.join(text.split())}")
-
-
-def warning_line(text: str) -> None:
-    """Print one line about something that the user should know but that stops nothing."""
-    note(f"longtail: warning: {' '.join(text.split())}")
-
-
-_RENAMED = {"folds": "cross-fit", "target-prior": "target"}
-
-
-def as_options(text: str) -> str:
-    """Return a message of the library with its arguments, such as `tau=`, as options.
-
-    Examples:
-        >>> as_options("skip them with `missing='skip'`, say `kind='probs'` or `force=True`")
-        'skip them with --missing skip, say --probs or --force'
-        >>> as_options("name them with `labels=`")
-        'name them with --labels'
-    """
-
-    def option(found: re.Match[str]) -> str:
-        name, value = found[1].replace("_", "-"), found[2]
-        if name == "kind":
-            return f"--{value}"
-        return f"--{_RENAMED.get(name, name)}{f' {value}' if value not in (None, 'True') else ''}"
-
-    return re.sub(r"`(\w+)=(?:'?([\w.-]+)'?)?`", option, text)
-
-
-def is_usage(error: BaseException) -> bool:
-    """Return whether the command line itself was wrong (by the parser's own kind of exception)."""
-    return hasattr(error, "format_message")
-
-
-def report(error: Any) -> int:
-    """Print in one line what went wrong and return the exit code."""
-    from longtail._checks import InputError, MissingExtraError
-
-    if is_usage(error):
-        if type(error).__name__ == "NoArgsIsHelpError":
-            error.show()
-            return 2
-        text = error.format_message().strip().rstrip(".?").removeprefix("Invalid value: ")
-        context = getattr(error, "ctx", None)
-        hint = f"; see: {context.command_path} --help" if context is not None else ""
-        error_line(text[:1].lower() + text[1:] + hint)
-        return 2
-    if isinstance(error, InputError | MissingExtraError):
-        error_line(as_options(str(error)))
-    elif isinstance(error, OSError) and error.strerror:
-        error_line(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
-    elif isinstance(error, MemoryError):
-        error_line(f"not enough memory: {error}" if str(error) else "not enough memory")
-    else:
-        error_line(
-            f"{type(error).__name__}: {error} (a bug in longtail? --debug shows the traceback)"
-        )
-    return 1
-
-
-@contextmanager
-def warning_lines() -> Iterator[None]:
-    """Show warnings and log messages of the library as one line each on stderr."""
-    logger, handler = logging.getLogger("longtail"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warning_line(record.getMessage())  # type: ignore[method-assign]
-    before = warnings.showwarning
-    warnings.showwarning = lambda message, *_, **__: warning_line(as_options(str(message)))
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        warnings.showwarning = before
-        logger.removeHandler(handler)
-
-
-def refuse_overwrite(path: Path, force: bool) -> None:
-    """Refuse to replace a file or folder unless told to."""
-    from longtail._checks import InputError
-
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; pass --force to replace it.")
-
-
-def refuse_no_page(path: Path, option: str) -> None:
-    """Refuse a name for a page that a browser would not open as one."""
-    from longtail._checks import InputError
-
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(
-            f"{option} writes a page for a browser, so its file must end in .html or .htm; got "
-            f"{path}."
-        )
-
-
-# --- progress ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def progress(title: str) -> Iterator[Progress]:
-    """Show how far something long has come: a bar on a terminal, a line now and then elsewhere.
-
-    Yields:
-        A callback of (done, total, text) for library code; total 0 means unknown, and a share
-        of a step counts as a decimal.
-    """
-    if sys.stderr.isatty():
-        from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
-
-        columns = ("{task.description}", BarColumn(bar_width=12), MofNCompleteColumn())
-        more = (TimeRemainingColumn(compact=True), "left  {task.fields[text]}")
-        with Bars(*columns, *more, console=console(stderr=True), transient=True) as bars:
-            task = bars.add_task(title, total=None, text="")
-            yield lambda done, total, text: bars.update(
-                task, completed=done, total=total or None, text=text
-            )
-        return
-    due = time.monotonic() + _PATIENCE
-    last: tuple[float, float] | None = None  # the last line: when, and how far
-
-    def update(done: float, total: int, text: str) -> None:
-        nonlocal due, last
-        now = time.monotonic()
-        if now < due:
-            return
-        share = f" of {total} ({done / total:.0%})" if total else ""
-        if last is not None and last[1] < done < total:
-            share += f", {duration((now - last[0]) * (total - done) / (done - last[1]))} left"
-        count = f"{done:.1f}" if isinstance(done, float) else done
-        note(f"{title}: {count}{share}{'  ' + text if text else ''}")
-        due, last = now + _EVERY, (now, done)
-
-    yield update
-
-
-@contextmanager
-def working(title: str) -> Iterator[None]:
-    """Show that something without steps is under way, on a terminal; nothing elsewhere."""
-    with console(stderr=True).status(f"{title} …") if sys.stderr.isatty() else nullcontext():
-        yield
+    text = json.dumps(document, default=plain)
+    typer.echo(json.dumps(json.loads(text, parse_constant=lambda _: None), indent=2))
 
 
 def duration(seconds: float | None) -> str:
@@ -283,3 +129,68 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def as_options(text: str) -> str:
+    """Return a message of the library with its arguments, such as `tau=`, as options.
+
+    Examples:
+        >>> as_options("skip them with `missing='skip'`, say `kind='probs'` or `force=True`")
+        'skip them with --missing skip, say --probs or --force'
+        >>> as_options("name them with `labels=`")
+        'name them with --labels'
+    """
+    renamed = {"folds": "cross-fit", "target-prior": "target"}
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1].replace("_", "-"), found[2]
+        if name == "kind":
+            return f"--{value}"
+        return f"--{renamed.get(name, name)}{f' {value}' if value not in (None, 'True') else ''}"
+
+    return re.sub(r"`(\w+)=(?:'?([\w.-]+)'?)?`", option, text)
+
+
+@contextmanager
+def progress(title: str, *, show: bool = True) -> Iterator[Callable[[float, int, str], None]]:
+    """Show how far something long has come: a bar on a terminal, a line now and then elsewhere.
+
+    Yields:
+        A callback of (done, total, text) for library code; total 0 means unknown, and a share
+        of a step counts as a decimal.
+    """
+    if not show:
+        yield lambda *_: None
+        return
+    if sys.stderr.isatty():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = ("{task.description}", BarColumn(bar_width=12), MofNCompleteColumn())
+        more = (TimeRemainingColumn(compact=True), "left  {task.fields[text]}")
+        with Progress(*columns, *more, console=console(stderr=True), transient=True) as bars:
+            task = bars.add_task(title, total=None, text="")
+            yield lambda done, total, text: bars.update(
+                task, completed=done, total=total or None, text=text
+            )
+        return
+    due = time.monotonic() + 2  # short work passes without a line
+    last: tuple[float, float] | None = None  # the last line: when, and how far
+
+    def update(done: float, total: int, text: str) -> None:
+        nonlocal due, last
+        now = time.monotonic()
+        if now < due:
+            return
+        share = f" of {total} ({done / total:.0%})" if total else ""
+        if last is not None and last[1] < done < total:
+            share += f", {duration((now - last[0]) * (total - done) / (done - last[1]))} left"
+        count = f"{done:.1f}" if isinstance(done, float) else done
+        line(f"{title}: {count}{share}{'  ' + text if text else ''}", err=True)
+        due, last = now + 5, (now, done)
+
+    yield update
+
+
+def working(title: str) -> Any:
+    """Show that something without steps is under way, on a terminal; nothing elsewhere."""
+    return console(stderr=True).status(f"{title} …") if sys.stderr.isatty() else nullcontext()

@@ -9,65 +9,71 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console
-from longtail.cli._console import option
+from longtail.cli._console import Failure, option
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
     from longtail.runs import DataSpec
 
-
-class Profile(StrEnum):
-    """Profiles of class sizes."""
-
-    exp = "exp"
-    step = "step"
-    natural = "natural"
-
-
-def _complete(incomplete: str) -> list[str]:
-    from longtail.data import DATASETS
-
-    return [name for name in DATASETS if name.startswith(incomplete)]
-
-
-NameArgument = Annotated[
+Profile = StrEnum("Profile", ["exp", "step", "natural"])
+Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
         help="cifar10-lt, cifar100-lt, digits-lt, a frozen file or a folder of images.",
-        autocompletion=_complete,
     ),
 ]
-DataDirOption = Annotated[
+DataDir = Annotated[
     Path | None, option("FOLDER", "Where the original files are; LONGTAIL_DATA if absent.")
 ]
 ProfileOption = Annotated[Profile | None, option(None, "How class sizes fall off; exp if absent.")]
-RatioOption = Annotated[
+Ratio = Annotated[
     float | None, option("X", "Largest class over smallest; the literature's if absent.")
 ]
-CountsOption = Annotated[
-    Path | None, option("FILE", "Class sizes of a natural profile, one a line.")
-]
-FitOption = Annotated[
+Counts = Annotated[Path | None, option("FILE", "Class sizes of a natural profile, one a line.")]
+Fit = Annotated[
     bool, option(None, "Fit those sizes to this data set, keeping their shape.", "--fit")
 ]
-SubsetSeedOption = Annotated[int, option("N", "Which subset; 0 is the literature's.", min=0)]
+SubsetSeed = Annotated[int, option("N", "Which subset; 0 is the literature's.", min=0)]
+# Options that choose a subset of what is read into memory.
+SUBSET = ("--profile", "--ratio", "--counts", "--fit", "--subset-seed")
 
 
-def load(
-    name: str,
-    *,
-    profile: str | None = None,
-    ratio: float | None = None,
-    subset_seed: int = 0,
-    **options: Any,
-) -> LongTailedData:
-    """Load the data that the options name, with progress shown while it is read."""
+def load(name: str, given: dict[str, Any], *, development: int | None = None) -> LongTailedData:
+    """Load the data that a command's parameters name, with progress shown while it is read."""
     from longtail.data import load as load_data
 
-    options |= {"profile": profile and str(profile), "imbalance_ratio": ratio, "seed": subset_seed}
+    options: dict[str, Any] = {k: given[k] for k in ("data_dir", "profile", "counts", "fit")}
+    options |= {"imbalance_ratio": given["ratio"], "seed": given["subset_seed"]}
     with _console.progress(f"reading {Path(name).name}") as progress:
-        return load_data(name, progress=progress, **options)
+        return load_data(name, **options, development=development, progress=progress)
+
+
+def is_on_disk(name: str, option: str) -> bool:
+    """Return whether a data set is streamed from disk: by its name, or a folder of lists.
+
+    A name that is neither a data set nor a path is refused; `option` took it.
+    """
+    from longtail._checks import InputError
+    from longtail.data import DATASETS
+    from longtail.data.large import LARGE, find_sources
+    from longtail.train.methods import unknown
+
+    known = [*DATASETS, *LARGE]
+    if name in known:
+        return name in LARGE
+    if not Path(name).exists():
+        # Many of these names are half alike by their "-lt".
+        error = unknown("data set, file or folder", name, known, alike=0.7)
+        raise Failure(
+            f"{option}: {error} A path may name a frozen file, a folder of images or one of their "
+            f"lists."
+        )
+    try:
+        files = find_sources(name).files.values() if Path(name).is_dir() else ()
+    except InputError:
+        return False  # what is wrong with it, its reader will say
+    return bool(files) and all(path.is_file() for path in files)
 
 
 def subset_words(spec: DataSpec) -> str:

@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
-from longtail.cli import _console, _inputs
-from longtail.cli._console import ForceOption, JsonOption, option
-from longtail.cli._inputs import (
-    BoundsOption,
-    ClassesOption,
-    CountsOption,
-    FileArgument,
-    LabelsOption,
-    LogitsOption,
-    ProbsOption,
-    ScoresOption,
-    SeedOption,
-    SmoothingOption,
-    SplitOption,
-    TrainLabelsOption,
-)
+from longtail.cli import _console, _inputs, _runs
+from longtail.cli._console import Failure, option
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+Missing = StrEnum("Missing", ["error", "skip"])
 
 
-class Missing(StrEnum):
-    """Treatment of classes with too few labelled examples."""
-
-    error = "error"
-    skip = "skip"
-
-
-@app.command()
 def adjust(
-    file: FileArgument,
-    counts: CountsOption = None,
-    train_labels: TrainLabelsOption = None,
-    labels: LabelsOption = None,
-    logits: LogitsOption = False,
-    probs: ProbsOption = False,
+    context: typer.Context,
+    file: _inputs.File,
+    counts: _inputs.Counts = None,
+    train_labels: _inputs.TrainLabels = None,
+    labels: _inputs.Labels = None,
+    logits: _inputs.Logits = False,
+    probs: _inputs.Probs = False,
     out: Annotated[Path | None, option("FILE", "Write the result here.", "--out", "-o")] = None,
     report: Annotated[Path | None, option("FILE.html", "Write a page with charts here.")] = None,
     tau: Annotated[float | None, option("T", "Apply this tau instead of choosing one.")] = None,
@@ -54,21 +32,21 @@ def adjust(
     cross_fit: Annotated[
         int | None, option("K", "Judge K folds by the tau of the others (default: 5).", min=2)
     ] = None,
-    target: Annotated[str, option("balanced|FILE", "Class frequencies to aim at.")] = "balanced",
+    target: _inputs.Target = "balanced",
     effective_prior: Annotated[
         bool, option(None, "Correct the model's mean prediction, not counts.", "--effective-prior")
     ] = False,
     missing: Annotated[
         Missing, option(None, "Classes with too few labels: refuse, or leave out.")
     ] = Missing.error,
-    scores: ScoresOption = None,
-    classes: ClassesOption = None,
-    smoothing: SmoothingOption = 0.0,
-    split: SplitOption = None,
-    bounds: BoundsOption = (0.0, 4.0),
-    seed: SeedOption = 0,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    scores: _inputs.Scores = None,
+    classes: _inputs.Classes = None,
+    smoothing: _inputs.Smoothing = 0.0,
+    split: _inputs.Split = None,
+    bounds: _inputs.Bounds = (0.0, 4.0),
+    seed: _inputs.Seed = 0,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Adjust saved predictions, and measure what it is worth.
 
@@ -89,22 +67,10 @@ def adjust(
     from longtail.predictions import adjust_predictions
     from longtail.predictions.adjusting import check_output
 
-    found, prior = _inputs.read_file(
-        file,
-        counts=counts,
-        train_labels=train_labels,
-        smoothing=smoothing,
-        labels=labels,
-        logits=logits,
-        probs=probs,
-        scores=scores,
-        classes=classes,
-        split=split,
-        effective=effective_prior,
-    )
+    found, prior = _inputs.read_file(file, context.params)
     # What would fail after the work is refused before it.
     if not found.labelled and (out is None or report is not None):
-        raise _checks.InputError(
+        raise Failure(
             f"{found.name} has no labels, so nothing can be measured or shown; name them with "
             f"--labels, or only write the predictions adjusted, with --out FILE."
         )
@@ -112,8 +78,7 @@ def adjust(
         check_output(found, out, force=force)
     if report is not None:
         _checks.require("plotly", extra="report")
-        _console.refuse_no_page(report, "--report")
-        _console.refuse_overwrite(report, force)
+        _console.refuse_overwrite(report, force, page="--report")
     aim = None
     if target != "balanced":
         aim = _inputs.read_target(target, found.num_classes, found.class_names)
@@ -126,15 +91,13 @@ def adjust(
             folds=cross_fit,
             target_prior=aim,
             effective=effective_prior,
-            missing=missing.value,
+            missing=cast(Any, missing.value),
             bounds=bounds,
             random_state=seed,
             progress=progress,
         )
     if file.is_dir():
-        by_counts = None if effective_prior else prior
-        elsewhere = None if aim is None else "--target"
-        _inputs.warn_of_run(file, split, by_counts, tau=tau, elsewhere=elsewhere)
+        _runs.warn_of_run(file, context.params, prior)
     written = None
     if out is not None:
         with _console.progress("writing") as progress:
@@ -142,7 +105,7 @@ def adjust(
     if report is not None:
         from longtail.report.pages import adjusted_page
 
-        command = shlex.join(["longtail", *sys.argv[1:]])
+        command = shlex.join(["longtail", *context.obj])
         adjusted_page(result, command=command).write(report)
     if json:
         files = None if written is None else written._asdict()
@@ -151,12 +114,12 @@ def adjust(
     from longtail.report import adjusting as texts
 
     for text in texts.summary(result):
-        _console.line(_console.wrapped(text))
+        _console.line(text, wrap=True)
     _console.line()
     for table in texts.tables(result, width=_console.console().width):
         _console.show_table(table)
     if written is not None:
-        _console.line(_console.wrapped(texts.written(result, written)))
+        _console.line(texts.written(result, written), wrap=True)
     elif report is None:
         _console.line("Nothing was written: --out FILE writes the adjusted predictions.")
     if report is not None:

@@ -8,46 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption, option
-from longtail.cli._inputs import (
-    ClassesOption,
-    CountsOption,
-    Method,
-    SmoothingOption,
-    TrainLabelsOption,
-    read_prior,
-    read_target,
-    trained_plainly,
-    warn_if_adjusted,
-)
+from longtail.cli import _console, _inputs, _runs
+from longtail.cli._console import Failure, option
+from longtail.cli._inputs import Method
 
 if TYPE_CHECKING:
     from longtail.runs import Run
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 # Of each of these at most one is given.
-_ONE_OF = [("--counts", "--train-labels", "--prior"), ("--prior", "--smoothing")]
-_ONE_OF += [("--tau", "--tau-from")]
+_COUNTS = ("--counts", "--train-labels", "--prior")
+_ONE_OF = (_COUNTS, ("--prior", "--smoothing"), ("--tau", "--tau-from"))
 # What says by how much to adjust each class, for which weight normalization has no use.
-_ADJUSTING = {"--counts", "--train-labels", "--prior", "--smoothing", "--classes", "--target"}
-_ADJUSTING |= {"--costs"}
+_ADJUSTING = {*_COUNTS, "--smoothing", "--classes", "--target", "--costs"}
 # What else may be given with --undo.
-_UNDOING = {"--model", "--out", "--undo", "--force", "--json"}
+_UNDOING = {"model", "--out", "--undo", "--force", "--json"}
+
+BiasMode = StrEnum("BiasMode", ["scale", "keep", "drop"])
 
 
-class BiasMode(StrEnum):
-    """Treatment of the bias under weight normalization."""
-
-    scale = "scale"
-    keep = "keep"
-    drop = "drop"
-
-
-@app.command()
 def bake(
-    ctx: typer.Context,
+    context: typer.Context,
     model: Annotated[
         Path,
         typer.Argument(
@@ -58,8 +38,8 @@ def bake(
         Path,
         option("FILE", "Write the baked model here, as MODEL is: file or folder.", "--out", "-o"),
     ],
-    counts: CountsOption = None,
-    train_labels: TrainLabelsOption = None,
+    counts: _inputs.Counts = None,
+    train_labels: _inputs.TrainLabels = None,
     prior: Annotated[
         str | None, option("P,P,...|FILE", "Or the classes' probabilities themselves.")
     ] = None,
@@ -67,7 +47,7 @@ def bake(
     tau_from: Annotated[
         Path | None, option("FILE", "Take tau from what `tune --json` printed.")
     ] = None,
-    target: Annotated[str, option("balanced|FILE", "Class frequencies to aim at.")] = "balanced",
+    target: _inputs.Target = "balanced",
     costs: Annotated[
         str | None, option("C,C,...|FILE", "What an error on each class costs.")
     ] = None,
@@ -85,13 +65,13 @@ def bake(
     inputs: Annotated[
         Path | None, option("FILE.npz", "Check an ONNX model on these, by input name.")
     ] = None,
-    classes: ClassesOption = None,
-    smoothing: SmoothingOption = 0.0,
+    classes: _inputs.Classes = None,
+    smoothing: _inputs.Smoothing = 0.0,
     undo: Annotated[
         bool, option(None, "Take out what was baked in, to the last byte.", "--undo")
     ] = False,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Fold an adjustment into a model file, to deploy as it is.
 
@@ -114,14 +94,11 @@ def bake(
     import numpy as np
 
     from longtail import bake as library
-    from longtail._checks import InputError
     from longtail.posthoc import LEAST_AGAIN
-    from longtail.predictions.labels import read_class_names, read_numbers
+    from longtail.predictions.labels import read_class_names, read_numbers, readable
     from longtail.priors import ClassPrior
 
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-    named = [f"--{name.replace('_', '-')}" for name in typed]
+    named = _console.typed(context)
     normalizing = method is Method.weight_normalization
     what, useless = f"--method {method.value}", _ADJUSTING if normalizing else {"--bias-mode"}
     if undo:
@@ -142,7 +119,9 @@ def bake(
         strength = _tau_of(tau_from, method)
     common: dict[str, Any] = {"tau": strength, "out": out, "force": force}
     common |= {"layer": layer or None, "output": output or None}
-    common["inputs"] = None if inputs is None else _arrays(inputs)
+    if inputs is not None:
+        with readable(inputs), np.load(inputs, allow_pickle=False) as archive:
+            common["inputs"] = dict(archive)
     doubtful = False
     with _console.working("baking"):
         if undo:
@@ -157,39 +136,29 @@ def bake(
             if prior is not None:
                 probs = read_numbers(prior, option="--prior", num_classes=width, class_names=names)
                 if abs(probs.sum() - 1) > 1e-6:
-                    raise InputError(
+                    raise Failure(
                         f"--prior must be probabilities, which sum to 1, but these sum to "
                         f"{probs.sum():g}; give numbers of training examples with --counts."
                     )
                 found = ClassPrior.from_probs(probs)
             else:
-                found = read_prior(
-                    counts,
-                    train_labels,
-                    known=None if run is None else run.prior,
-                    smoothing=smoothing,
-                    num_classes=width,
-                    class_names=names,
-                    otherwise=" or --prior FILE",
-                )
+                known = None if run is None else run.prior
+                found = _inputs.read_prior(context.params, known, width, names)
             width = len(found.probs)
             if strength >= LEAST_AGAIN and np.ptp(found.probs) > 0:
-                plain = tau_from is not None  # held-out data are right for whatever training
+                doubtful = tau_from is None  # held-out data are right for whatever training
                 if run is not None:
                     asked = None if tau_from else strength
                     elsewhere = " and ".join(n for n in ("--target", "--costs") if n in named)
-                    plain |= trained_plainly(run)
-                    plain |= warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere or None)
-                doubtful = not plain
-            library.bake_logit_adjustment(
-                model,
-                found,
-                target_prior=None if target == "balanced" else read_target(target, width, names),
-                costs=None
-                if costs is None
-                else read_numbers(costs, option="--costs", num_classes=width, class_names=names),
-                **common,
-            )
+                    said = _runs.warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere)
+                    doubtful = doubtful and not said
+            if target != "balanced":
+                common["target_prior"] = _inputs.read_target(target, width, names)
+            if costs is not None:
+                common["costs"] = read_numbers(
+                    costs, option="--costs", num_classes=width, class_names=names
+                )
+            library.bake_logit_adjustment(model, found, **common)
     if not undo:
         record = library.bake_record(out)
     assert record is not None
@@ -208,22 +177,21 @@ def bake(
     if doubtful:
         texts.append("Right only if trained without logit adjustment or class balancing.")
     for text in texts:
-        _console.line(_console.wrapped(text))
+        _console.line(text, wrap=True)
 
 
 def _opened(model: Path, out: Path) -> Run:
     """Return a run whose last layer can be baked."""
-    from longtail._checks import InputError
     from longtail.runs import Run
 
     run = Run.open(model)
     run.model()  # says what to do if the weights are not there
     if out.resolve().parent == run.folder.resolve():
-        raise InputError(f"{run.folder} is a run's record and stays as it is; write elsewhere.")
+        raise Failure(f"{run.folder} is a run's record and stays as it is; write elsewhere.")
     head = "cosine" if run.spec.method.name.startswith("ldam") else "linear"
     head = run.spec.model.settings.get("head", head)
     if head != "linear":
-        raise InputError(
+        raise Failure(
             f"{run.folder} has a {head} head, which takes no bias; export the model to ONNX and "
             f"bake that."
         )
@@ -232,32 +200,19 @@ def _opened(model: Path, out: Path) -> Run:
 
 def _tau_of(path: Path, method: Method) -> float:
     """Return tau in what `longtail tune --json` or `longtail adjust --json` printed."""
-    from longtail._checks import InputError
     from longtail.runs.files import read_json
 
     document = read_json(path)
     tau = document.get("tau") if isinstance(document, dict) else None
     if not isinstance(tau, float | int):
-        raise InputError(
+        raise Failure(
             f"--tau-from: {path} has no number `tau`; it must hold what `longtail tune --json` "
             f"or `longtail adjust --json` printed."
         )
     chosen_for = str(document.get("method", method.name)).replace("_", " ")
     if chosen_for != method.value.replace("-", " "):
-        raise InputError(
+        raise Failure(
             f"--tau-from: the tau in {path} was chosen for {chosen_for}, but --method is "
             f"{method.value}."
         )
     return float(tau)
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    import numpy as np
-
-    from longtail._checks import InputError
-
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
-    except (ValueError, OSError, TypeError) as error:  # TypeError: it is an .npy file
-        raise InputError(f"--inputs: {path} can't be read as an .npz file: {error}.") from error

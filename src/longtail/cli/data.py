@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console, _data
-from longtail.cli._console import ForceOption, JsonOption, option
-from longtail.cli._training import is_on_disk, refuse_unknown
+from longtail.cli._console import Failure, option
 
 if TYPE_CHECKING:
     from longtail.data.check import CheckResult
 
 app = typer.Typer(
+    help="Describe, check and freeze long-tailed data sets.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Describe, check and freeze long-tailed data sets.",
 )
 
 _SHOWN = 3  # problems of one kind; --out has them all
@@ -28,19 +26,20 @@ _SHOWN = 3  # problems of one kind; --out has them all
 
 @app.command()
 def describe(
-    name: _data.NameArgument,
-    data_dir: _data.DataDirOption = None,
+    context: typer.Context,
+    name: _data.Name,
+    data_dir: _data.DataDir = None,
     profile: _data.ProfileOption = None,
-    ratio: _data.RatioOption = None,
-    counts: _data.CountsOption = None,
-    fit: _data.FitOption = False,
-    subset_seed: _data.SubsetSeedOption = 0,
+    ratio: _data.Ratio = None,
+    counts: _data.Counts = None,
+    fit: _data.Fit = False,
+    subset_seed: _data.SubsetSeed = 0,
     classes: Annotated[bool, option(None, "List every class.", "--classes")] = False,
     figure: Annotated[
         Path | None, option("STEM", "Draw profile and images; writes STEM.svg and STEM.png.")
     ] = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Show class sizes, groups, profile and images of a data set.
 
@@ -61,8 +60,6 @@ def describe(
     from longtail.data.profiles import read_counts
     from longtail.report.describe import description, summarize, summarize_counts, write
 
-    subset: dict[str, Any] = {"profile": profile, "ratio": ratio, "counts": counts}
-    subset |= {"fit": fit, "subset_seed": subset_seed}
     written: tuple[Path, ...] = ()
     if figure is not None:  # refused first, since it would fail after the work
         _checks.require("matplotlib", extra="report")
@@ -71,23 +68,19 @@ def describe(
             _console.refuse_overwrite(figure.with_name(f"{figure.name}.{ending}"), force)
     if name.endswith(".txt") and Path(name).is_file():
         if figure is not None:
-            raise _checks.InputError(
-                f"{name} holds class sizes and no images; --figure needs a data set."
-            )
+            raise Failure(f"{name} holds class sizes and no images; --figure needs a data set.")
         title = f"{Path(name).name} (class sizes)"
         summary: dict[str, Any] = {"name": name, "train": summarize_counts(read_counts(name))}
     else:
-        refuse_unknown(name, "data describe")
-        if is_on_disk(name):
-            for idle in (key for key, value in {**subset, "figure": figure}.items() if value):
+        if _data.is_on_disk(name, "data describe"):
+            for idle in {*_data.SUBSET, "--figure"} & set(_console.typed(context)):
                 raise typer.BadParameter(
-                    f"--{idle.replace('_', '-')} does nothing here: the images of this data set "
-                    f"stay on disk"
+                    f"{idle} does nothing here: the images of this data set stay on disk"
                 )
             summary = summarize(load_listed(name, data_dir=data_dir, check_files=False))
             title = f"{summary['name']} (lists of images on disk)"
         else:
-            data = _data.load(name, data_dir=data_dir, **subset)
+            data = _data.load(name, context.params)
             summary = summarize(data)
             title = f"{data.spec.name} ({_data.subset_words(data.spec)})"
             written = () if figure is None else write(data, figure)
@@ -104,7 +97,8 @@ def describe(
 
 @app.command()
 def freeze(
-    name: _data.NameArgument,
+    context: typer.Context,
+    name: _data.Name,
     out: Annotated[Path, option("FILE", "The file, NAME.parquet.", "--out", "-o")],
     dev: Annotated[
         int | None,
@@ -115,14 +109,14 @@ def freeze(
             min=0,
         ),
     ] = None,
-    data_dir: _data.DataDirOption = None,
+    data_dir: _data.DataDir = None,
     profile: _data.ProfileOption = None,
-    ratio: _data.RatioOption = None,
-    counts: _data.CountsOption = None,
-    fit: _data.FitOption = False,
-    subset_seed: _data.SubsetSeedOption = 0,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    ratio: _data.Ratio = None,
+    counts: _data.Counts = None,
+    fit: _data.Fit = False,
+    subset_seed: _data.SubsetSeed = 0,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Write a data set into one small file, without loss.
 
@@ -143,11 +137,9 @@ def freeze(
 
     # A frozen file's development set can't be drawn anew, so it is kept or left out as it is.
     again = name not in DATASETS and Path(name).is_file()
-    subset: dict[str, Any] = {"profile": profile, "ratio": ratio, "counts": counts}
-    subset |= {"fit": fit, "subset_seed": subset_seed}
     hub_parquet.check_destination(out, force=force)
     development = None if again and dev == 0 else dev
-    data = _data.load(name, data_dir=data_dir, development=development, **subset)
+    data = _data.load(name, context.params, development=development)
     kept = data.dev is not None if again and dev is None else bool(dev)
     with _console.progress("freezing") as progress:
         path = hub_parquet.freeze(data, out, dev=kept, force=force, progress=progress)
@@ -178,7 +170,7 @@ def check(
             "of lists or images; or what describe takes.",
         ),
     ],
-    data_dir: _data.DataDirOption = None,
+    data_dir: _data.DataDir = None,
     root: Annotated[
         Path | None,
         option("FOLDER", "What the lists' paths start from; the lists' folder if absent."),
@@ -190,8 +182,8 @@ def check(
     out: Annotated[
         Path | None, option("FILE", "Write every problem into a file, one a line.", "--out", "-o")
     ] = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Go through a whole data set: lists, labels, every image.
 
@@ -207,15 +199,14 @@ def check(
       longtail data check photos --quick
       longtail data check train2018.json --root images --out problems.txt
     """
-    from longtail._checks import InputError
     from longtail.data.check import check_data
     from longtail.runs.files import write_bytes
 
-    refuse_unknown(name, "data check")
+    _data.is_on_disk(name, "data check")  # refuses an unknown name
     if out is not None:  # refused first, since it would fail after the work
         _console.refuse_overwrite(out, force)
         if out.is_dir() or not out.parent.is_dir():
-            raise InputError(f"--out names {out}, which can't be a file there.")
+            raise Failure(f"--out names {out}, which can't be a file there.")
     with _console.progress(f"checking {Path(name).name}") as progress:
         result = check_data(
             name, data_dir=data_dir, root=root, workers=workers, quick=quick, progress=progress
@@ -227,14 +218,13 @@ def check(
     if json:
         _console.print_json({"ok": result.ok, "counts": result.counts, **asdict(result)})
     else:
-        for line in _findings(result, out):
-            _console.line(line)
+        _show(result, out)
     if not result.ok:
         raise typer.Exit(1)
 
 
-def _findings(result: CheckResult, out: Path | None) -> Iterator[str]:
-    """Yield the lines about a check; `out` is the file that has all problems."""
+def _show(result: CheckResult, out: Path | None) -> None:
+    """Print the result of a check; `out` is the file that has all problems."""
     from longtail.data.check import SPLIT_WORDS
     from longtail.data.large import KINDS
     from longtail.report.tables import plural
@@ -243,22 +233,23 @@ def _findings(result: CheckResult, out: Path | None) -> Iterator[str]:
     if len(result.images) > 1:
         parts = (f"{count:,} {SPLIT_WORDS[split]}" for split, count in result.images.items())
         images = ", ".join(parts)
-    yield f"{result.name}: {images} images, {result.classes:,} classes"
-    there, depth = result.files - result.counts.get("missing", 0), "every one decoded"
-    depth = "headers only" if result.quick else depth
-    depth = f"{there:,} of {result.files:,} files there, {depth}"
+    _console.line(f"{result.name}: {images} images, {result.classes:,} classes")
+    there = result.files - result.counts.get("missing", 0)
+    read = "headers only" if result.quick else "every one decoded"
+    read = f"{there:,} of {result.files:,} files there, {read}"
     if result.ok:
-        yield f"No problems ({depth}, {_console.duration(result.seconds)})."
-        yield from map(_console.wrapped, result.remarks())
+        _console.line(f"No problems ({read}, {_console.duration(result.seconds)}).")
+        for remark in result.remarks():
+            _console.line(remark, wrap=True)
         return
     for kind, count in result.counts.items():
-        yield f"\n{count:,} x {kind}: {KINDS[kind]}"
+        _console.line(f"\n{count:,} x {kind}: {KINDS[kind]}")
         for problem in [one for one in result.problems if one.kind == kind][:_SHOWN]:
-            yield f"  {problem.where}: {problem.detail}"
+            _console.line(f"  {problem.where}: {problem.detail}")
         if count > _SHOWN:
-            yield f"  and {count - _SHOWN:,} more"
-    yield f"\n{plural(len(result.problems), 'problem', 'problems')} ({depth})."
+            _console.line(f"  and {count - _SHOWN:,} more")
+    _console.line(f"\n{plural(len(result.problems), 'problem', 'problems')} ({read}).")
     if out is not None:
-        yield f"Written: {out}"
+        _console.line(f"Written: {out}")
     elif max(result.counts.values()) > _SHOWN:
-        yield "All of them: --out FILE or --json"
+        _console.line("All of them: --out FILE or --json")

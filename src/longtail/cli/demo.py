@@ -15,25 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption, option
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+from longtail.cli._console import option
 
 METHODS = ("softmax", "balanced", "adaptive", "equalized", "logit-adjusted")
 HELD_OUT = 0.2
 
 
-@app.command()
 def demo(
     out: Annotated[Path, option("FOLDER", "For the runs and the page.", "--out", "-o")] = Path(
         "longtail-demo"
     ),
     seeds: Annotated[int, option("N", "Trainings per method.", min=1)] = 5,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """See on real images, in a minute, what logit adjustment does.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import nullcontext
+import statistics
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -12,36 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console, _data, _training
-from longtail.cli._console import ForceOption, JsonOption, option
-from longtail.cli._opening import RunsArgument, open_members, open_runs
+from longtail.cli import _console, _data, _runs
+from longtail.cli._console import Failure, option
 
 if TYPE_CHECKING:
-    from longtail.metrics import PerClassError
+    from longtail.report.tables import Table
     from longtail.runs import Run
 
-    Errors = dict[Path, PerClassError]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
-
-class Split(StrEnum):
-    """Splits that a run can be judged on."""
-
-    test = "test"
-    dev = "dev"
-    val = "val"
-    held_out = "held-out"
-    train = "train"
+Split = StrEnum(
+    "Split", {"test": "test", "dev": "dev", "val": "val", "held_out": "held-out", "train": "train"}
+)
 
 
-@app.command()
 def evaluate(
-    runs: RunsArgument,
+    runs: _runs.Runs,
     split: Annotated[Split, option(None, "What to judge them on.")] = Split.test,
     ensemble: Annotated[
-        bool,
-        option(None, "Also average their logits, into a run folder of its own.", "--ensemble"),
+        bool, option(None, "Also average their logits, into a run folder of its own.", "--ensemble")
     ] = False,
     errors_only: Annotated[
         bool,
@@ -54,12 +41,12 @@ def evaluate(
     dataset: Annotated[
         str | None, option("NAME", "The data's frozen file or folder, if the runs don't say.")
     ] = None,
-    data_dir: _data.DataDirOption = None,
-    root: _training.RootOption = None,
-    workers: _training.WorkersOption = None,
-    device: _training.DeviceOption = "auto",
-    force: ForceOption = False,
-    json: JsonOption = False,
+    data_dir: _data.DataDir = None,
+    root: _runs.Root = None,
+    workers: _runs.Workers = None,
+    device: _runs.Device = "auto",
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Judge finished runs on the test set, alone or together.
 
@@ -85,7 +72,10 @@ def evaluate(
       longtail evaluate runs/cifar100-lt --split dev --ensemble
       longtail evaluate runs/imagenet-lt --split val --root images
     """
+    from longtail import _checks, metrics
     from longtail import runs as library
+    from longtail.runs import DataSpec
+    from longtail.runs.ensemble import ensemble_spec
 
     anew = force or errors_only
     if errors_only and (ensemble or force):
@@ -94,29 +84,58 @@ def evaluate(
         raise typer.BadParameter(
             "training writes held-out logits; leave out --force and --errors-only"
         )
+    shown = _runs.open_runs(runs, split=split.value, anew=anew, together=ensemble)
     if ensemble:
-        opened = open_members(runs, split=split.value)
-    else:
-        opened = open_runs(runs, split=split.value, anew=anew)
-    data = _training.RunData(dataset, data_dir, root)
-    missing = [run for run in opened if anew or split not in run.splits]
+        averages = [run for run in shown if run.members]
+        shown = _runs.without(shown, averages, "only trained runs are averaged")
+        ensemble_spec(DataSpec("any"), [run.name for run in shown])  # refuses a single run
+    places = _runs.RunData(dataset, data_dir, root)
+    missing = [run for run in shown if anew or split not in run.splits]
     # What is there already is held against the data that the command names.
-    work = opened if data.where and split != Split.held_out else missing
-    errors: Errors = {}
-    if work or "WORLD_SIZE" in os.environ:
-        how: dict[str, Any] = {"force": force, "errors_only": errors_only}
-        found = _compute(work, split, data, workers=workers, device=device, **how)
-        if found is None:
-            return
-        if errors_only:
-            errors = found
-        else:
-            opened = [found.get(run.folder, run) for run in opened]
-    shown = opened
+    work = shown if places.where() and split != Split.held_out else missing
+    for run in missing if work else ():
+        if split == Split.held_out:
+            raise Failure(f"{run.folder} has no held-out part; train with --held-out 0.2.")
+        if run.members:
+            raise Failure(
+                f"{run.folder} is an ensemble and has no network to compute logits with; its "
+                f"members have: {run.evaluation(split)}{' --force' if force else ''}"
+            )
+        run.model()  # says why there are no weights, before work on other runs
+    errors: dict[Path, Any] = {}
+    if work or "WORLD_SIZE" in os.environ:  # in as many processes as there are
+        _checks.require("torch", extra="train")
+        from longtail.train import distributed, evaluation
+        from longtail.train.streamed import Streaming
+
+        with distributed.joined(_runs.find_device(device)) as world:
+            parts = [_part(places.of(run), run, split) for run in work]
+            how: dict[str, Any] = {"device": world.device, "world": world}
+            how["streaming"] = Streaming(workers=workers)
+            with _console.progress("evaluating", show=world.first) as progress:
+                for done, (run, part) in enumerate(zip(work, parts, strict=True)):
+                    progress(done, len(work), run.folder.name)
+                    if not errors_only:
+                        shown[shown.index(run)] = evaluation.evaluate(
+                            run, part, split=split.value, replace=force, **how
+                        )
+                    elif (labels := evaluation.predict(run, part, **how)) is not None:
+                        errors[run.folder] = metrics.per_class_error(
+                            part.labels, labels, num_classes=run.prior.num_classes, missing="skip"
+                        )
+            if not world.first:
+                return
+    notes = []
+    if missing and not errors_only:
+        notes.append(
+            f"Logits of {len(missing)} run(s) on the {split} set are in their folders now."
+        )
+    together = None
     if ensemble:
-        home = opened[0].folder.parent.parent
-        together = library.ensemble(opened, root=home, split=split.value, replace=force)
-        shown = [*opened, together]
+        home = shown[0].folder.parent.parent
+        mean = library.ensemble(shown, root=home, split=split.value, replace=force)
+        notes.append(f"The mean logits of {len(shown)} runs are in {mean.folder}")
+        shown, together = [*shown, mean], mean.folder
     # Runs of one training set, whatever was held out of it.
     groups: dict[Any, list[Run]] = {}
     for run in shown:
@@ -125,163 +144,90 @@ def evaluate(
         # What is held out differs from seed to seed; other splits must be the same images.
         for group in groups.values() if split != Split.held_out else ():
             library.same_data(group, split=split.value)
-        errors = {run.folder: _training.errors_on(run, split) for run in shown}
+        errors = {run.folder: _runs.errors_on(run, split) for run in shown}
+    document, tables = _results(groups, errors, split)
     if json:
-        made = {"ensemble": together.folder} if ensemble else {}
-        _console.print_json({"split": str(split), **_document(groups, shown, errors), **made})
+        _console.print_json(document | ({"ensemble": together} if ensemble else {}))
         return
-    for (_, spec), group in groups.items():
-        title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
-        _show(title, group, errors)
-    if missing and not errors_only:
-        _console.note(
-            f"Logits of {len(missing)} run(s) on the {split} set are in their folders now."
-        )
-    if ensemble:
-        _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
-
-
-def _compute(
-    work: list[Run],
-    split: Split,
-    data: _training.RunData,
-    *,
-    workers: int | None,
-    device: str,
-    force: bool,
-    errors_only: bool,
-) -> dict[Path, Any] | None:
-    """Compute logits, in as many processes as there are.
-
-    Returns:
-        By folder the runs, reopened, or with `errors_only` their errors; None in all processes
-        but the first, which talks.
-    """
-    from longtail import _checks
-    from longtail._checks import InputError
-    from longtail.metrics import per_class_error
-
-    for run in work:
-        if split == Split.held_out:
-            raise InputError(f"{run.folder} has no held-out part; train with --held-out 0.2.")
-        if force or errors_only or split not in run.splits:
-            if run.members:
-                raise InputError(
-                    f"{run.folder} is an ensemble and has no network to compute logits with; its "
-                    f"members have: {run.evaluation(split)}{' --force' if force else ''}"
-                )
-            run.model()  # says why there are no weights, before work on other runs
-    _checks.require("torch", extra="train")
-    from longtail.train import distributed, evaluation
-    from longtail.train.streamed import Streaming
-
-    found: dict[Path, Any] = {}
-    with distributed.joined(_training.find_device(device)) as world:
-        parts = [_part(data.of(run), run, split) for run in work]
-        streaming = Streaming(workers=workers)
-        how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
-        with _console.progress("evaluating") if world.first else nullcontext() as progress:
-            for done, (run, part) in enumerate(zip(work, parts, strict=True)):
-                if progress is not None:
-                    progress(done, len(work), run.folder.name)
-                if not errors_only:
-                    again = evaluation.evaluate(run, part, split=split.value, replace=force, **how)
-                    found[run.folder] = again
-                elif (labels := evaluation.predict(run, part, **how)) is not None:
-                    classes = run.prior.num_classes
-                    found[run.folder] = per_class_error(
-                        part.labels, labels, num_classes=classes, missing="skip"
-                    )
-        return found if world.first else None
+    for table in tables:
+        _console.show_table(table)
+    for note in notes:
+        _console.line(note, err=True)
 
 
 def _part(data: Any, run: Run, split: Split) -> Any:
     """Return the images of a split, if the run's data set has it."""
-    from longtail._checks import InputError
-
     name = run.spec.dataset.name
     if split == Split.dev:
         if not hasattr(data, "development"):
-            raise InputError(f"{name} has no development set; --split val is for choosing.")
+            raise Failure(f"{name} has no development set; --split val is for choosing.")
         return data.development(run)
     images = getattr(data, split.value, None)
     if images is None:
-        raise InputError(
+        raise Failure(
             f"{name} has no validation set; train with --held-out 0.2 for a part to choose tau on."
         )
     return images
 
 
-def _values(run: Run, errors: Errors) -> dict[str, float]:
-    """Return the balanced error, and that of the classes with many, medium and few examples."""
-    error = errors[run.folder]
-    return {"balanced_error": error.balanced_error, **error.by_group(run.prior).values}
-
-
-def _methods(
-    runs: list[Run], errors: Errors
-) -> Iterator[tuple[str, list[Run], dict[str, float], list[float]]]:
-    """Yield methods: name, runs, the means of their values, and their balanced errors."""
-    from longtail.runs.naming import by_method
-
-    for name, group in by_method(runs).items():
-        values = [_values(run, errors) for run in group]
-        means = {key: sum(value[key] for value in values) / len(group) for key in values[0]}
-        yield name, group, means, [value["balanced_error"] for value in values]
-
-
-def _document(groups: dict[Any, list[Run]], runs: list[Run], errors: Errors) -> dict[str, Any]:
-    return {
-        "runs": [
-            {
-                "folder": run.folder,
-                "method": run.spec.method.to_json(),
-                "seed": run.spec.seed,
-                "examples": int(errors[run.folder].counts.sum()),
-                **_values(run, errors),
-                "missing_classes": errors[run.folder].missing_classes.tolist(),
-            }
-            for run in runs
-        ],
-        "methods": [
-            {
-                "dataset": group[0].spec.dataset.to_json(),
-                "method": name,
-                "seeds": [run.spec.seed for run in group],
-                **means,
-                "deviation": _training.deviation(balanced),
-            }
-            for together in groups.values()
-            for name, group, means, balanced in _methods(together, errors)
-        ],
-    }
-
-
-def _show(title: str, runs: list[Run], errors: Errors) -> None:
-    """Print the errors of runs of one data set, and their methods' means."""
+def _results(
+    groups: dict[Any, list[Run]], errors: dict[Path, Any], split: Split
+) -> tuple[dict[str, Any], list[Table]]:
+    """Return the errors of runs and of their methods, data set by data set: JSON, and tables."""
     from longtail import _checks
     from longtail.report.tables import GROUP_BOUNDS, Table, percent, spread
-    from longtail.runs.naming import trained_unlike
+    from longtail.runs.naming import by_method, trained_unlike
 
-    rows, lines = [], []
-    for name, group, means, balanced in _methods(runs, errors):
-        rows += [(r.folder.name, *map(percent, _values(r, errors).values())) for r in group]
-        cells = map(percent, (means[key] for key in GROUP_BOUNDS))
-        lines.append((name, str(len(group)), spread(balanced, digits=1), *cells))
-    header = ("balanced", *GROUP_BOUNDS)
-    _console.show_table(Table(title, ("run", *header), rows))
-    bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
-    note = f"Classes by training examples: {bounds}."
-    if len({tuple(map(tuple, run.prior.groups().values())) for run in runs}) > 1:
-        note += (
-            " Runs with a held-out part count what was left to train on, so a group is not of "
-            "the same classes in every row."
-        )
-    missing = errors[runs[0].folder].missing_classes
-    if absent := _checks.class_words(missing, runs[0].class_names):
-        note += f" Without examples there: {absent}, left out of the means."
-    if unlike := trained_unlike(runs):
-        note += f" The methods were not all trained alike: {_checks.listing(unlike, most=5)}."
-    if len(lines) < len(rows):
-        note = f"Means over the seeds, ± standard deviation. {note}"
-    _console.show_table(Table("By method", ("method", "seeds", *header), lines, note=note))
+    document: dict[str, Any] = {"split": str(split), "runs": [], "methods": []}
+    of_run: dict[Path, Any] = {}
+    tables: list[Table] = []
+    for (_, spec), runs in groups.items():
+        rows, lines = [], []
+        for name, alike in by_method(runs).items():
+            values = []
+            for run in alike:
+                error = errors[run.folder]
+                by_group = error.by_group(run.prior).values
+                values.append({"balanced_error": error.balanced_error, **by_group})
+                rows.append((run.folder.name, *map(percent, values[-1].values())))
+                of_run[run.folder] = {
+                    "folder": run.folder,
+                    "method": run.spec.method.to_json(),
+                    "seed": run.spec.seed,
+                    "examples": int(error.counts.sum()),
+                    **values[-1],
+                    "missing_classes": error.missing_classes.tolist(),
+                }
+            balanced = [value["balanced_error"] for value in values]
+            means = {key: sum(value[key] for value in values) / len(values) for key in values[0]}
+            cells = [percent(means[key]) for key in GROUP_BOUNDS]
+            lines.append((name, str(len(alike)), spread(balanced, digits=1), *cells))
+            document["methods"].append(
+                {
+                    "dataset": alike[0].spec.dataset.to_json(),
+                    "method": name,
+                    "seeds": [run.spec.seed for run in alike],
+                    **means,
+                    "deviation": statistics.stdev(balanced) if len(balanced) > 1 else None,
+                }
+            )
+        bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
+        note = f"Classes by training examples: {bounds}."
+        if len({tuple(map(tuple, run.prior.groups().values())) for run in runs}) > 1:
+            note += (
+                " Runs with a held-out part count what was left to train on, so a group is not of "
+                "the same classes in every row."
+            )
+        lacking = errors[runs[0].folder].missing_classes
+        if absent := _checks.class_words(lacking, runs[0].class_names):
+            note += f" Without examples there: {absent}, left out of the means."
+        if unlike := trained_unlike(runs):
+            note += f" The methods were not all trained alike: {_checks.listing(unlike, most=5)}."
+        if len(lines) < len(rows):
+            note = f"Means over the seeds, ± standard deviation. {note}"
+        title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
+        header = ("balanced", *GROUP_BOUNDS)
+        tables.append(Table(title, ("run", *header), rows))
+        tables.append(Table("By method", ("method", "seeds", *header), lines, note=note))
+    document["runs"] = [of_run[folder] for folder in errors]
+    return document, tables

@@ -9,57 +9,25 @@ from typing import Annotated
 import typer
 
 from longtail.cli import _console
-from longtail.cli._console import JsonOption, option
+from longtail.cli._console import option
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
-_KINDS = {
+_HEADINGS = {
     "loss": "Losses",
     "extra": "On top of a loss, as in ldam+drw",
     "posthoc": "After training with softmax",
 }
 
 
-def pages() -> dict[str, Path]:
-    """Return the method pages by name, from the installed package or else the checkout."""
-    package = Path(__file__).parents[1]
-    for folder in (package / "_pages", package.parents[1] / "docs" / "methods"):
-        found = {path.stem: path for path in folder.glob("*.md")}
-        if found:
-            return dict(sorted(found.items()))
-    return {}
-
-
-def kind(name: str) -> str:
-    """Return ``loss``, ``extra`` (comes on top of one) or ``posthoc``."""
-    from longtail.train.methods import EXTRAS
-
-    if name in EXTRAS:
-        return "extra"
-    return "posthoc" if name.startswith("posthoc-") else "loss"
-
-
-def _complete(incomplete: str) -> list[str]:
-    first, plus, last = incomplete.rpartition("+")
-    return [
-        first + plus + name
-        for name in pages()
-        if name.startswith(last) and (not plus or kind(name) == "extra")
-    ]
-
-
-@app.command()
 def explain(
     method: Annotated[
         str | None,
         typer.Argument(
             metavar="METHOD",
             help="A method's name, or several joined by +; without one they are all listed.",
-            autocompletion=_complete,
         ),
     ] = None,
     plain: Annotated[bool, option(None, "The page's text as it is.", "--plain")] = False,
-    json: JsonOption = False,
+    json: _console.Json = False,
 ) -> None:
     """Explain a method: its equation, when to use it, and when not.
 
@@ -70,11 +38,20 @@ def explain(
       longtail explain ldam+drw
       longtail explain equalized --plain
     """
-    found = {name: path.read_text(encoding="utf-8") for name, path in pages().items()}
+    found = pages()
     if method is None:
         _list(found, json)
         return
-    names = _parts(method)
+    if "+" in method:  # as `longtail train` takes it, whose settings have no pages
+        from longtail._checks import InputError
+        from longtail.train.methods import Method
+
+        try:
+            names = Method.of(method).part.name.split("+")
+        except InputError as error:
+            raise typer.BadParameter(str(error)) from error
+    else:
+        names = [method.partition(":")[0].strip().lower().replace("_", "-")]
     if names[0] not in found:
         raise typer.BadParameter(
             f"there is no method {names[0]!r}; the methods are {', '.join(found)}"
@@ -94,25 +71,15 @@ def explain(
                 _console.line()
             # A terminal has no files to follow: links to other pages are their words alone.
             words = re.sub(r"\[([^][]+)\]\([\w./-]+\.md(?:#[\w-]+)?\)", r"\1", one)
-            _console.show(Markdown(words, hyperlinks=False))
+            _console.console().print(Markdown(words, hyperlinks=False))
 
 
-def _parts(text: str) -> list[str]:
-    """Return the names in a method as `longtail train` takes it, without its settings.
-
-    Examples:
-        >>> _parts("LDAM + drw:start=120")
-        ['ldam', 'drw']
-    """
-    from longtail._checks import InputError
-    from longtail.train.methods import Method
-
-    if "+" not in text:
-        return [text.partition(":")[0].strip().lower().replace("_", "-")]
-    try:
-        return Method.of(text).part.name.split("+")
-    except InputError as error:
-        raise typer.BadParameter(str(error)) from error
+def pages() -> dict[str, str]:
+    """Return the method pages by name, from the installed package or else the checkout."""
+    package = Path(__file__).parents[1]
+    files = list((package / "_pages").glob("*.md"))
+    files = files or list((package.parents[1] / "docs" / "methods").glob("*.md"))
+    return dict(sorted((path.stem, path.read_text(encoding="utf-8")) for path in files))
 
 
 def _title(text: str) -> str:
@@ -124,21 +91,26 @@ def _list(texts: dict[str, str], json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from longtail.train.methods import EXTRAS
+
     listed = []
-    for key, name in ((key, name) for key in _KINDS for name in texts if kind(name) == key):
-        first = texts[name].partition("\n")[2].strip().partition("\n\n")[0]
+    for name, text in texts.items():
+        kind = "posthoc" if name.startswith("posthoc-") else "loss"
+        kind = "extra" if name in EXTRAS else kind
+        first = text.partition("\n")[2].strip().partition("\n\n")[0]
         summary = " ".join(first.replace("*", "").replace("`", "").split())
-        listed.append({"name": name, "kind": key, "title": _title(texts[name]), "summary": summary})
+        listed.append({"name": name, "kind": kind, "title": _title(text), "summary": summary})
+    listed.sort(key=lambda entry: list(_HEADINGS).index(entry["kind"]))
     if json:
         _console.print_json(listed)
         return
-    for key, heading in _KINDS.items():
+    for kind, heading in _HEADINGS.items():
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(style="bold", no_wrap=True, min_width=max(map(len, texts), default=0))
         table.add_column()
         for entry in listed:
-            if entry["kind"] == key:
+            if entry["kind"] == kind:
                 table.add_row(entry["name"], Text(entry["summary"]))
-        if key != "loss":
+        if kind != "loss":
             _console.line()
-        _console.show(Text(heading, style="underline"), table)
+        _console.console().print(Text(heading, style="underline"), table, sep="\n")

@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption, option
-from longtail.cli._opening import RunsArgument, open_runs
+from longtail.cli import _console, _runs
+from longtail.cli._console import option
 
 if TYPE_CHECKING:
     from longtail.report.compare import Comparison
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-
-@app.command()
 def report(
-    runs: RunsArgument,
+    context: typer.Context,
+    runs: _runs.Runs,
     out: Annotated[Path, option("FILE.html", "The page.", "--out", "-o")] = Path("report.html"),
     figures: Annotated[
         Path | None, option("DIR", "Also write the charts there, as SVG and PNG.")
@@ -29,8 +26,8 @@ def report(
     title: Annotated[
         str | None, option("TEXT", "Title of the page; from the data's name if absent.")
     ] = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Compare runs of one data set on one page.
 
@@ -53,17 +50,13 @@ def report(
     # What would fail after the work is refused before it.
     for module in ("plotly", *(["matplotlib"] if figures is not None else [])):
         _checks.require(module, extra="report")
-    _console.refuse_no_page(out, "--out")
-    _console.refuse_overwrite(out, force)
+    _console.refuse_overwrite(out, force, page="--out")
     for stem in pages.FIGURES:
         for ending in ("svg", "png") if figures is not None else ():
             _console.refuse_overwrite(Path(figures or "") / f"{stem}.{ending}", force)
-    # What makes the page again; by then it is there to be replaced.
-    given = {"--out": out, "--figures": figures, "--split": split, "--title": title}
-    given = {k: v for k, v in given.items() if v is not None and (k, v) != ("--split", "test")}
-    words = [str(word) for pair in given.items() for word in pair]
-    command = shlex.join(["longtail", "report", *map(str, runs), *words, "--force"])
-    compared = compare(open_runs(runs, split=split), split=split)
+    words = [word for word in context.obj if word != "--force"]  # by then the page is there
+    command = shlex.join(["longtail", *words, "--force"])
+    compared = compare(_runs.open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
         page = pages.runs_page(compared, title=title, command=command)
         page.write(out)
@@ -76,7 +69,7 @@ def report(
     _console.line(f"Open {out} in a browser{slider}.")
     if drawn:
         names = ", ".join(path.name for path in drawn)
-        _console.line(_console.wrapped(f"Figures in {figures}: {names}"))
+        _console.line(f"Figures in {figures}: {names}", wrap=True)
 
 
 def print_comparison(compared: Comparison) -> None:
@@ -85,5 +78,5 @@ def print_comparison(compared: Comparison) -> None:
 
     for table in tables(compared):
         _console.show_table(table)
-    _console.line(_console.wrapped(" ".join(summary(compared))))
+    _console.line(" ".join(summary(compared)), wrap=True)
     _console.line()

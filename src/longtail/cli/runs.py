@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption, option, printable
-from longtail.cli._opening import RunsArgument
+from longtail.cli import _console, _runs
+from longtail.cli._console import Failure, option, printable
 
 if TYPE_CHECKING:
     from longtail.runs import Run
 
 app = typer.Typer(
+    help="List, show and pack run folders.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, show and pack run folders.",
 )
 
 RootOption = Annotated[Path, option("FOLDER", "The folder of runs.", "--root")]
@@ -26,7 +25,7 @@ RootArgument = Annotated[Path, typer.Argument(metavar="ROOT", help="The folder o
 
 
 @app.command("list")
-def list_runs(root: RootArgument = Path("runs"), json: JsonOption = False) -> None:
+def list_runs(root: RootArgument = Path("runs"), json: _console.Json = False) -> None:
     """List the runs in a folder, finished or not.
 
     A folder of runs holds one folder for each data set, and these hold the runs. A folder that has
@@ -38,6 +37,9 @@ def list_runs(root: RootArgument = Path("runs"), json: JsonOption = False) -> No
       longtail runs list longtail-demo
       longtail runs list results/runs --json
     """
+    from rich.table import Table
+    from rich.text import Text
+
     from longtail.runs import Run, RunError, run_folders
 
     rows = []
@@ -48,31 +50,10 @@ def list_runs(root: RootArgument = Path("runs"), json: JsonOption = False) -> No
             rows.append({"folder": folder, "status": "unreadable", "problem": str(error)})
     if json:
         _console.print_json(rows)
-    elif rows:
-        _show_list(rows)
-    else:
+        return
+    if not rows:
         _console.line(f"no runs in {root}")
-
-
-def _summary(run: Run) -> dict[str, Any]:
-    spec = run.spec
-    return {
-        "folder": run.folder,
-        "status": run.record["status"],
-        "dataset": spec.dataset.name,
-        "method": spec.method.name,
-        "recipe": spec.recipe.name,
-        "overrides": dict(spec.recipe.overrides),
-        "seed": spec.seed,
-        "splits": list(run.splits),
-        "seconds": run.record["seconds"],
-    }
-
-
-def _show_list(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
+        return
     table = Table("run", "recipe", "splits", box=None, pad_edge=False, header_style="bold")
     table.columns[0].overflow = "fold"
     table.add_column("time", justify="right")
@@ -90,24 +71,38 @@ def _show_list(rows: list[dict[str, Any]]) -> None:
         time = states.get(row["status"]) or Text(_console.duration(row["seconds"]))
         cells = (f"  {row['folder'].name}", recipe, ", ".join(row.get("splits", ())))
         table.add_row(*(Text(printable(cell)) for cell in cells), time)
-    _console.show(table)
+    _console.console().print(table)
     finished = sum(row["status"] == "finished" for row in rows)
     _console.line(f"\n{finished} of {len(rows)} runs finished")
     if any(row.get("overrides") for row in rows):
         _console.line("* a recipe with changed values; see: longtail runs show RUN")
     for row in rows:
         if "problem" in row:
-            _console.warning_line(row["problem"])
+            _console.line(row["problem"], kind="warning")
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    spec = run.spec
+    return {
+        "folder": run.folder,
+        "status": run.record["status"],
+        "dataset": spec.dataset.name,
+        "method": spec.method.name,
+        "recipe": spec.recipe.name,
+        "overrides": dict(spec.recipe.overrides),
+        "seed": spec.seed,
+        "splits": list(run.splits),
+        "seconds": run.record["seconds"],
+    }
 
 
 @app.command()
 def show(
     run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="A run folder, or a part of its name, as its hash."),
+        str, typer.Argument(metavar="RUN", help="A run folder, or a part of its name, as its hash.")
     ],
     root: RootOption = Path("runs"),
-    json: JsonOption = False,
+    json: _console.Json = False,
 ) -> None:
     """Show one run in full, and whether a file of it was edited.
 
@@ -116,52 +111,41 @@ def show(
       longtail runs show runs/digits-lt/softmax-s0-10db5896
       longtail runs show 10db5896
     """
-    from longtail.cli._training import errors_on
-    from longtail.runs import Run
-
-    opened = Run.open(_find(run, root), unfinished=True)
-    errors = {split: errors_on(opened, split).balanced_error for split in opened.splits}
-    if json:
-        extra = {"folder": opened.folder, "balanced_error": errors}
-        _console.print_json({**opened.record, **extra})
-    else:
-        _show_run(opened, errors)
-
-
-def _find(name: str, root: Path) -> Path:
-    """Return the run folder that a path, or a part of a run's name, means."""
-    from longtail._checks import InputError, listing
-    from longtail.runs import run_folders
-
-    if Path(name).exists() or not root.is_dir():
-        return Path(name)
-    matches = [folder for folder in run_folders(root) if name in str(folder.relative_to(root))]
-    if len(matches) > 1:
-        found = listing((path.relative_to(root).as_posix() for path in matches), most=4)
-        raise InputError(f"{name!r} fits {len(matches)} runs in {root}: {found}; give more of it.")
-    return matches[0] if matches else Path(name)
-
-
-def _show_run(run: Run, errors: dict[str, float]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def value(item: Any) -> str:
-        return f"[{', '.join(map(value, item))}]" if isinstance(item, tuple) else str(item)
+    from longtail._checks import listing
+    from longtail.runs import Run, run_folders
+
+    if not Path(run).exists() and root.is_dir():
+        found = [folder for folder in run_folders(root) if run in str(folder.relative_to(root))]
+        if len(found) > 1:
+            words = listing((path.relative_to(root).as_posix() for path in found), most=4)
+            raise Failure(f"{run!r} fits {len(found)} runs in {root}: {words}; give more of it.")
+        run = str(found[0]) if found else run
+    opened = Run.open(run, unfinished=True)
+    errors = {split: _runs.errors_on(opened, split).balanced_error for split in opened.splits}
+    spec, record, prior = opened.spec, opened.record, opened.prior
+    if json:
+        _console.print_json({**record, "folder": opened.folder, "balanced_error": errors})
+        return
 
     def named(name: str, settings: Any) -> str:
         pairs = ", ".join(f"{key}={value(item)}" for key, item in settings.items())
         return f"{name} ({pairs})" if name and pairs else name or pairs
 
-    spec, record, prior = run.spec, run.record, run.prior
+    def value(item: Any) -> str:
+        return f"[{', '.join(map(value, item))}]" if isinstance(item, tuple) else str(item)
+
     examples = int(prior.counts.sum()) if prior.counts is not None else 0
     data = {k: v for k, v in spec.dataset.to_json().items() if k != "name" and v not in (None, {})}
     threads = f", {record['threads']} thread(s)" if record.get("threads") else ""
-    versions = record["versions"]
-    state = "finished" if run.finished else "half written"
+    versions = dict(record["versions"])
+    platform = versions.pop("platform", "-")
+    state = "finished" if opened.finished else "half written"
     rows = {
         "status": f"{state}; {len(record['files'])} files verified",
-        "resume with": "" if run.finished else record.get("command"),
+        "resume with": "" if opened.finished else record.get("command"),
         "data set": named(spec.dataset.name, data),
         "trained on": f"{examples} examples of {prior.num_classes} classes, imbalance ratio "
         f"{prior.imbalance_ratio:.4g}",
@@ -170,17 +154,17 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
         "recipe": named(spec.recipe.name, spec.recipe.values),
         "overrides": named("", spec.recipe.overrides) or "none",
         "seed": str(spec.seed),
-        "teachers": "\n".join(run.teachers),
-        "mean of": "\n".join(run.members),
+        "teachers": "\n".join(opened.teachers),
+        "mean of": "\n".join(opened.members),
     }
     for split, entry in record["splits"].items():
         error = f"balanced error {100 * errors[split]:.2f}%"
         rows[f"split {split}"] = f"{entry['examples']} examples, {entry['dtype']}, {error}"
     rows |= {
         "trained in": f"{_console.duration(record['seconds'])} on {record['device']}{threads}",
-        "versions": ", ".join(f"{k} {v}" for k, v in versions.items() if k != "platform"),
-        "platform": versions.get("platform", "-"),
-        "fingerprint": f"{run.data[:16]} (training data)",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "platform": platform,
+        "fingerprint": f"{opened.data[:16]} (training data)",
     }
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
@@ -188,13 +172,13 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
     for label, text in rows.items():
         if text:
             table.add_row(label, Text(printable(text)))
-    _console.line(run.folder.as_posix())
-    _console.show(table)
+    _console.line(opened.folder.as_posix())
+    _console.console().print(table)
 
 
 @app.command()
 def pack(
-    runs: RunsArgument,
+    runs: _runs.Runs,
     out: Annotated[Path, option("FILE", "The archive, NAME.tar.gz.", "--out", "-o")],
     weights: Annotated[bool, option(None, "Also the models' weights.", "--weights")] = False,
     logits: Annotated[
@@ -203,8 +187,8 @@ def pack(
     full_precision: Annotated[
         bool, option(None, "Keep logits as they are: twice the size.", "--full-precision")
     ] = False,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Put finished runs into one archive, with logits in half precision.
 
@@ -219,11 +203,10 @@ def pack(
     """
     from rich import filesize
 
-    from longtail.cli._opening import open_runs
     from longtail.runs import pack as pack_runs
     from longtail.runs import run_folders
 
-    folders = [run.folder for run in open_runs(runs)]
+    folders = [run.folder for run in _runs.open_runs(runs)]
     options = {"weights": weights, "logits": logits, "half": not full_precision, "force": force}
     with _console.progress("packing") as progress:
         path = pack_runs(folders, out, **options, progress=progress)
@@ -243,8 +226,8 @@ def unpack(
         Path, typer.Argument(metavar="ARCHIVE", help="An archive made by `longtail runs pack`.")
     ],
     root: RootOption = Path("runs"),
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: _console.Force = False,
+    json: _console.Json = False,
 ) -> None:
     """Take the runs out of an archive and put them among the others.
 

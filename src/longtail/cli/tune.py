@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from longtail.cli import _console, _inputs
-from longtail.cli._console import JsonOption, option
-from longtail.cli._inputs import (
-    BoundsOption,
-    ClassesOption,
-    CountsOption,
-    FileArgument,
-    LabelsOption,
-    LogitsOption,
-    Method,
-    ProbsOption,
-    ScoresOption,
-    SeedOption,
-    SmoothingOption,
-    SplitOption,
-    TrainLabelsOption,
-)
+from longtail.cli import _console, _inputs, _runs
+from longtail.cli._console import option
+from longtail.cli._inputs import Method
 
-if TYPE_CHECKING:
-    from longtail.predictions import Predictions
-    from longtail.priors import ClassPrior
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
-
-class BiasMode(StrEnum):
-    """Treatment of the bias by weight normalization (`keep` has no exact curve)."""
-
-    scale = "scale"
-    drop = "drop"
+BiasMode = StrEnum("BiasMode", ["scale", "drop"])  # `keep` has no exact curve
+Missing = StrEnum("Missing", ["error", "nearest"])
 
 
 class Criterion(StrEnum):
-    """Criterion that tau minimises on the held-out data."""
+    """What tau minimises on the held-out data."""
 
     balanced_error = "balanced-error"
     log_loss = "log-loss"
@@ -49,25 +25,18 @@ class Criterion(StrEnum):
     sharpness = "sharpness"
 
 
-class Missing(StrEnum):
-    """Treatment of classes without held-out examples."""
-
-    error = "error"
-    nearest = "nearest"
-
-
-@app.command()
 def tune(
-    file: FileArgument,
-    counts: CountsOption = None,
-    train_labels: TrainLabelsOption = None,
-    labels: LabelsOption = None,
-    logits: LogitsOption = False,
-    probs: ProbsOption = False,
-    scores: ScoresOption = None,
-    classes: ClassesOption = None,
-    smoothing: SmoothingOption = 0.0,
-    split: SplitOption = None,
+    context: typer.Context,
+    file: _inputs.File,
+    counts: _inputs.Counts = None,
+    train_labels: _inputs.TrainLabels = None,
+    labels: _inputs.Labels = None,
+    logits: _inputs.Logits = False,
+    probs: _inputs.Probs = False,
+    scores: _inputs.Scores = None,
+    classes: _inputs.Classes = None,
+    smoothing: _inputs.Smoothing = 0.0,
+    split: _inputs.Split = None,
     method: Annotated[Method, option("NAME", "Or weight-normalization.")] = Method.logit_adjustment,
     bias_mode: Annotated[
         BiasMode, option(None, "What weight normalization does with the bias.")
@@ -88,15 +57,15 @@ def tune(
             "(for --split dev of CIFAR).",
         ),
     ] = Missing.error,
-    bounds: BoundsOption = (0.0, 4.0),
+    bounds: _inputs.Bounds = (0.0, 4.0),
     bootstrap: Annotated[int, option("N", "Resamplings; 0 for no interval.", min=0)] = 1000,
-    seed: SeedOption = 0,
+    seed: _inputs.Seed = 0,
     curve: Annotated[int, option("N", "Points of the curve to add to --json.", min=0)] = 0,
     sets: Annotated[
         float | None,
         option("COVERAGE", "Prediction sets that cover so much in the mean over classes: 0.9."),
     ] = None,
-    json: JsonOption = False,
+    json: _console.Json = False,
 ) -> None:
     """Choose tau on held-out logits, by the exact error curve.
 
@@ -115,60 +84,41 @@ def tune(
 
     if sets is not None and method is not Method.logit_adjustment:
         raise typer.BadParameter("--sets goes with logit adjustment, not weight normalization")
-    found, prior = _inputs.read_file(
-        file,
-        counts=counts,
-        train_labels=train_labels,
-        smoothing=smoothing,
-        labels=labels,
-        logits=logits,
-        probs=probs,
-        scores=scores,
-        classes=classes,
-        split=split,
-    )
+    found, prior = _inputs.read_file(file, context.params)
     assert prior is not None
     with _console.progress("reading") as progress:
         result = tune_predictions(
             found,
             prior,
             method=cast(Any, method.name),
-            bias_mode=bias_mode.value,
+            bias_mode=cast(Any, bias_mode.value),
             criterion=cast(Any, criterion.name),
-            missing=missing.value,
+            missing=cast(Any, missing.value),
             bounds=bounds,
             n_bootstrap=bootstrap,
             random_state=seed,
             progress=progress,
         )
     if file.is_dir():
-        by_counts = prior if method is Method.logit_adjustment else None
-        _inputs.warn_of_run(file, split, by_counts, tau=None)
+        _runs.warn_of_run(file, context.params, prior)
     document: dict[str, Any] = result.to_dict(curve_points=curve)
     lines = [result.describe(class_names=found.class_names)]
     if sets is not None:
-        document["sets"], more = _sets(found, prior, coverage=sets, tau=result.tau)
-        lines += more
+        from longtail.conformal import PredictionSets
+        from longtail.predictions.passes import whole_logits
+
+        scored, target = whole_logits(found)
+        fitted = PredictionSets(coverage=sets, tau=result.tau).fit(scored, target, prior)
+        judged = fitted.cross_evaluate(scored, target, prior)
+        each = fitted.thresholds_
+        document["sets"] = {"coverage": sets, "thresholds": each, **judged.to_dict()}
+        more = f" to {each.max():.4g}, by class (--json)" if each.max() > each.min() else ""
+        lines += [
+            f"prediction sets: the classes with -log softmax(logits - tau log prior) <= "
+            f"{each.min():.4g}{more}",
+            *(f"  {line.strip()}" for line in f"judged by cross-fitting: {judged}".splitlines()),
+        ]
     if json:
         _console.print_json(document)
     else:
         _console.line("\n".join(lines))
-
-
-def _sets(
-    found: Predictions, prior: ClassPrior, *, coverage: float, tau: float
-) -> tuple[dict[str, Any], list[str]]:
-    """Return thresholds of prediction sets with this tau, for JSON and in words."""
-    from longtail.conformal import PredictionSets
-    from longtail.predictions.passes import whole_logits
-
-    logits, target = whole_logits(found)
-    sets = PredictionSets(coverage=coverage, tau=tau).fit(logits, target, prior)
-    judged = sets.cross_evaluate(logits, target, prior)
-    low, high = sets.thresholds_.min(), sets.thresholds_.max()
-    lines = [
-        f"prediction sets: the classes with -log softmax(logits - tau log prior) <= {low:.4g}"
-        + (f" to {high:.4g}, by class (--json)" if high > low else ""),
-        *(f"  {line.strip()}" for line in f"judged by cross-fitting: {judged}".splitlines()),
-    ]
-    return {"coverage": coverage, "thresholds": sets.thresholds_, **judged.to_dict()}, lines
