@@ -32,9 +32,9 @@ from longtail.data.profiles import read_counts
 from longtail.priors import GROUPS
 from longtail.report import figures
 from longtail.report.compare import mean_interval
+from longtail.report.tables import Table
 from studies import _pages as pages
-from studies._pages import Table
-from studies._records import ROOT, device_of, write_text
+from studies._records import ROOT, add_page_arguments, device_of, write_text
 
 DATASETS = ("imagenet-lt", "inaturalist")
 POSTHOC = "posthoc-logit-adjusted"
@@ -809,7 +809,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ROOT / "results/large-simulation/large-simulation.json",
         help="The file of numbers, read and with --run written.",
     )
-    pages.add_page_arguments(parser)
+    add_page_arguments(parser)
 
 
 def _multiples(text: str) -> tuple[int, ...]:

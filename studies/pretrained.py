@@ -23,9 +23,10 @@ from longtail import InputError
 from longtail.data import ImageSet, LongTailedData, load
 from longtail.data.subsets import make_long_tailed
 from longtail.report.compare import mean_interval
+from longtail.report.tables import Table, percent, spread
 from longtail.runs import DataSpec, RunSpec, Settings
 from studies import _pages as pages
-from studies._pages import Table, percent, points, spread
+from studies._pages import points
 from studies._records import (
     ADJUSTED,
     Record,
@@ -185,8 +186,7 @@ def main(options: argparse.Namespace) -> None:
         with pages.progress("training") as report:
             train(options, partial(halves, options.data_dir), report)
     records = Shelf(options.records).records
-    if not records:
-        raise InputError(f"there is no record of any of these runs in {options.records}.")
+    pages.refuse_nothing(records, options)
     found = table(records)
     pages.show([found])
     lacking = [f"{row.name}, {row.method}" for row in ROWS if not any(map(row.holds, records))]

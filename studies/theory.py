@@ -30,8 +30,9 @@ from longtail import (
 from longtail.consistency import binary
 from longtail.consistency.binary import BinaryLoss
 from longtail.report import figures
+from longtail.report.tables import Table
 from studies import _pages as pages
-from studies._pages import Table
+from studies._records import add_page_arguments
 from studies.synthetic import fit
 
 # ---------------------------------------------------------------------------- Table 1
@@ -590,7 +591,7 @@ FIGURES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
-    pages.add_page_arguments(parser)
+    add_page_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> None:
