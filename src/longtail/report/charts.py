@@ -42,19 +42,12 @@ SYMBOLS = {
 
 
 class Series(NamedTuple):
-    """Appearance of one method in every chart.
+    """Appearance of one method in every chart."""
 
-    Attributes:
-        label: its name for people.
-        color: hexadecimal.
-        variant: 0, 1, …: dashes and hatches of methods that share a colour.
-        shown: drawn at first; the legend's buttons show the others.
-    """
-
-    label: str
-    color: str
-    variant: int = 0
-    shown: bool = True
+    label: str  # its name for people
+    color: str  # hexadecimal
+    variant: int = 0  # 0, 1, …: dashes and hatches of methods that share a colour
+    shown: bool = True  # drawn at first; the legend's buttons show the others
 
 
 class Chart(NamedTuple):
@@ -67,19 +60,12 @@ class Chart(NamedTuple):
 
 
 class ClassAxis(NamedTuple):
-    """Classes from most to least frequent, or groups of neighbours where there are too many.
+    """Classes from most to least frequent, or groups of neighbours where there are too many."""
 
-    Attributes:
-        members: the classes of each bar, in order.
-        names: of each bar, short.
-        counts: training examples of each bar's classes, as text: ``114`` or ``500–480``.
-        each: meaning of a bar: ``class``, or ``group of 100 classes``.
-    """
-
-    members: list[IntArray]
-    names: list[str]
-    counts: list[str]
-    each: str
+    members: list[IntArray]  # the classes of each bar, in order
+    names: list[str]  # of each bar, short
+    counts: list[str]  # training examples of each bar's classes: ``114`` or ``500–480``
+    each: str  # meaning of a bar: ``class``, or ``group of 100 classes``
 
     @classmethod
     def of(cls, prior: ClassPrior, class_names: Sequence[str] | None = None) -> ClassAxis:
@@ -151,33 +137,20 @@ class Choice(NamedTuple):
 
 
 class TauMethod(NamedTuple):
-    """One post-hoc method over tau.
-
-    Attributes:
-        series: its appearance.
-        curves: balanced error at each tau of the curve, shape (seeds, taus).
-        per_class: error of each class at each tau of the slider, shape (taus, num_classes).
-        choices: chosen taus to mark, by how they were chosen.
-        presets: taus of the slider with a button, by name.
-    """
+    """One post-hoc method over tau."""
 
     series: Series
-    curves: FloatArray
-    per_class: FloatArray
-    choices: dict[str, Choice]
-    presets: dict[str, float]
+    curves: FloatArray  # balanced error at each tau of the curve, shape (seeds, taus)
+    per_class: FloatArray  # error at each tau of the slider, shape (taus, num_classes)
+    choices: dict[str, Choice]  # chosen taus to mark, by how they were chosen
+    presets: dict[str, float]  # taus of the slider with a button, by name
 
 
 # ---------------------------------------------------------------------------- parts
 
 
 def rounded(values: Any, digits: int = 3) -> Any:
-    """Return nested lists of rounded numbers for JSON.
-
-    Examples:
-        >>> rounded(np.array([[1.23456, 2.0]]))
-        [[1.235, 2.0]]
-    """
+    """Return nested lists of rounded numbers for JSON."""
     return np.round(np.asarray(values, dtype=np.float64), digits).tolist()
 
 
@@ -209,7 +182,7 @@ def _line(
 def _lines(
     series: Sequence[Series], x: Any, values: Iterable[FloatArray], hover: str, **trace: Any
 ) -> list[dict[str, Any]]:
-    """A line per method: colour, symbol and dash together tell them apart."""
+    """Return a line per method: colour, symbol and dash together tell them apart."""
     found = []
     for i, (one, y) in enumerate(zip(series, values, strict=True)):
         line = _line(x, y, one.color, dash=DASHES[one.variant % len(DASHES)], **trace)
@@ -223,20 +196,15 @@ def _lines(
 def _mark(
     x: float, low: float, high: float, y: float, fill: str, edge: str, symbol: str, **trace: Any
 ) -> dict[str, Any]:
-    """A single mark with an interval; a circle stands out by thicker lines."""
-    thick, size = 2.0 if symbol == "circle" else 1.4, 15 if symbol == "star" else 12
+    """Return a single mark with an interval; a circle stands out by thicker lines."""
+    round_ = symbol == "circle"
+    thick, size = 2.0 if round_ else 1.4, 15 if symbol == "star" else 12
     line = {"color": edge, "width": thick}
     error = {"type": "data", "symmetric": False, "color": edge, "thickness": thick}
-    ends = {"arrayminus": rounded([x - low], 6), "array": rounded([high - x], 6)}
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": rounded([x], 6),
-        "y": rounded([y]),
-        "marker": {"symbol": symbol, "size": size, "color": fill, "line": line},
-        "error_x": {**error, **ends, "width": 0 if symbol == "circle" else 4},
-        **trace,
-    }
+    error |= {"arrayminus": rounded([x - low], 6), "array": rounded([high - x], 6)}
+    marker = {"symbol": symbol, "size": size, "color": fill, "line": line}
+    place = {"x": rounded([x], 6), "y": rounded([y]), "error_x": {**error, "width": 4 - 4 * round_}}
+    return {"type": "scatter", "mode": "markers", "marker": marker, **place, **trace}
 
 
 # ---------------------------------------------------------------------------- charts
@@ -382,14 +350,14 @@ def tau_curves(
             _line(taus, one.curves.max(axis=0), color, **hidden, **fill),
             _line(taus, one.curves.mean(axis=0), color, width=2.8, **named),
         ]
-    marked = [(how, one) for one in methods for how in one.choices]
-    order = list(dict.fromkeys(how for how, _ in marked))
-    for how, one in sorted(marked, key=lambda pair: order.index(pair[0])):
-        found, symbol = one.choices[how], "star" if how.startswith("oracle") else "diamond"
-        tau, low, high = (f"{value:.{digits}f}" for value in found[:3])
-        hover = f"{one.series.label}<br>{how}<br>τ = {tau} ({low} to {high})<br>%{{y:.1f}}%"
-        named = {"name": how, "legendgroup": how, "hovertemplate": f"{hover}<extra></extra>"}
-        traces.append(_mark(*found, one.series.color, INK, symbol, **named))
+    for how in dict.fromkeys(how for one in methods for how in one.choices):
+        symbol = "star" if how.startswith("oracle") else "diamond"
+        for one in (one for one in methods if how in one.choices):
+            found = one.choices[how]
+            tau, low, high = (f"{value:.{digits}f}" for value in found[:3])
+            hover = f"{one.series.label}<br>{how}<br>τ = {tau} ({low} to {high})<br>%{{y:.1f}}%"
+            named = {"name": how, "legendgroup": how, "hovertemplate": f"{hover}<extra></extra>"}
+            traces.append(_mark(*found, one.series.color, INK, symbol, **named))
     for series, error in references:
         hover = f"{series.label}: %{{y:.1f}}%<extra></extra>"
         named = {"width": 1.6, "dash": "8px,5px", "name": series.label, "hovertemplate": hover}
@@ -397,11 +365,10 @@ def tau_curves(
     # Room for the valley: far beyond it every curve climbs to useless errors.
     top, zero = max(one.curves.max() for one in methods), int(np.argmin(np.abs(taus)))
     before = max(float(one.curves[:, zero].max()) for one in methods)
+    highest = min(1.05 * float(top), 2.5 * before or math.inf, 102.0)
     layout = {
         "xaxis": _axis("τ", range=ends, showgrid=True),
-        "yaxis": _percent(
-            "balanced error", range=[0, min(1.05 * float(top), 2.5 * before or math.inf, 102.0)]
-        ),
+        "yaxis": _percent("balanced error", range=[0, highest]),
         "height": 400,
         "shapes": [_upright(start, "solid", INK)],
     }
@@ -419,12 +386,7 @@ def slider(
 ) -> tuple[dict[str, Any], Chart, Chart]:
     """Return the values for the slider's script, and its two charts: by group and by class.
 
-    Args:
-        taus: positions of the slider.
-        axis: the classes.
-        groups: classes of each group that has some.
-        methods: with `per_class` at these taus.
-        start: initial tau.
+    `groups` holds the classes of each group that has some; the slider starts at the tau `start`.
     """
 
     def place(tau: float) -> int:
@@ -447,7 +409,7 @@ def slider(
     script |= {"unadjusted": place(0.0), "start": place(start)}
 
     def bars(key: str, x: Sequence[Any], hover: list[str], xaxis: dict[str, Any]) -> Chart:
-        """Bars that the slider moves, and the outline of those without adjustment."""
+        """Return bars that the slider moves, and the outline of those without adjustment."""
         told, dense = "%{hovertext}<br>%{y:.1f}%<extra></extra>", len(x) > DENSE
         now, before = (values[0][key][script[at]] for at in ("start", "unadjusted"))
         moving = _bar(x, now, values[0]["color"], hovertext=hover, hovertemplate=told)
@@ -463,11 +425,9 @@ def slider(
         return Chart(f"chart-slider-{key}", label, [moving, outline], layout)
 
     names = ["all classes", *groups]
-    return (
-        script,
-        bars("groups", names, names, _axis("classes by training examples")),
-        bars("classes", range(len(axis.members)), axis.hover(), axis.ticks()),
-    )
+    of_groups = bars("groups", names, names, _axis("classes by training examples"))
+    of_classes = bars("classes", range(len(axis.members)), axis.hover(), axis.ticks())
+    return script, of_groups, of_classes
 
 
 # ---------------------------------------------------------------------------- on paper

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -49,29 +48,30 @@ FIGURES = {
 }
 
 
-@dataclass
 class Page:
     """A page under construction.
 
     Attributes:
-        title: heading of the page.
-        lead: first paragraphs.
-        tiles: main numbers at the top: name, value and note.
-        axis: the classes, for all charts.
-        groups: classes of each group that has some.
         charts: by their ids, as `figure` adds them.
         slider: values for the slider's script.
         sections: id, heading and HTML.
     """
 
-    title: str
-    lead: Sequence[str]
-    tiles: Sequence[tuple[str, str, str]]
-    axis: ClassAxis
-    groups: dict[str, IntArray]
-    charts: dict[str, Chart] = field(default_factory=dict)
-    slider: dict[str, Any] | None = None
-    sections: list[tuple[str, str, str]] = field(default_factory=list)
+    def __init__(
+        self,
+        title: str,
+        lead: Sequence[str],
+        tiles: Sequence[tuple[str, str, str]],
+        axis: ClassAxis,
+        groups: dict[str, IntArray],
+    ) -> None:
+        """Begin a page: heading, first paragraphs, main numbers (name, value, note), classes."""
+        self.title, self.lead, self.tiles = title, lead, tiles
+        self.axis = axis
+        self.groups = {name: members for name, members in groups.items() if len(members)}
+        self.charts: dict[str, Chart] = {}
+        self.slider: dict[str, Any] | None = None
+        self.sections: list[tuple[str, str, str]] = []
 
     def section(self, id: str, heading: str, text: str, *blocks: str) -> None:
         """Add a section of a paragraph and blocks of HTML."""
@@ -105,9 +105,8 @@ class Page:
         start: float,
     ) -> None:
         """Add the section about tau: the curve, and the slider with its two charts."""
-        curve = self.figure(
-            charts.tau_curves(curve_taus, methods, references, start=start), caption
-        )
+        curves = charts.tau_curves(curve_taus, methods, references, start=start)
+        curve = self.figure(curves, caption)
         self.slider, *bars = charts.slider(
             slider_taus, self.axis, self.groups, methods, start=start
         )
@@ -263,19 +262,20 @@ def runs_page(
     page = Page(
         title or f"Long-tailed classification on {first.spec.dataset.name}",
         summary(comparison),
-        tiles=_tiles(comparison),
-        axis=ClassAxis.of(prior, first.class_names),
-        groups={name: k for name, k in prior.groups().items() if len(k)},
+        _tiles(comparison),
+        ClassAxis.of(prior, first.class_names),
+        prior.groups(),
     )
     counts = np.asarray(prior.probs if prior.counts is None else prior.counts, dtype=np.float64)
+    data, training = _facts(comparison)
     page.section(
         "trained",
         "What was trained on what",
         f"The training set has {prior.num_classes:,} classes; the most frequent has "
         f"{prior.imbalance_ratio:,.0f} times as many examples as the rarest "
         f"({counts.max():,.6g} against {counts.min():,.6g}).",
-        page.frequencies(counts, facts(_data_facts(comparison))),
-        facts(_training_facts(comparison)),
+        page.frequencies(counts, facts(data)),
+        facts(training),
     )
     page.section(
         "results",
@@ -350,9 +350,10 @@ def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _data_facts(comparison: Comparison) -> dict[str, str]:
-    runs, first = comparison.runs, comparison.runs[0]
-    prior, data = first.prior, first.spec.dataset
+def _facts(comparison: Comparison) -> tuple[dict[str, str], dict[str, str]]:
+    """Return facts about the data and the models, and about their training."""
+    runs, both = comparison.runs, [*comparison.runs, *comparison.held_out.values()]
+    prior, data = runs[0].prior, runs[0].spec.dataset
     asked = {"profile": data.profile, "ratio": data.imbalance_ratio, **data.settings}
     total = 0 if prior.counts is None else int(prior.counts.sum())
     judged = np.bincount(comparison.target, minlength=prior.num_classes)
@@ -360,6 +361,7 @@ def _data_facts(comparison: Comparison) -> dict[str, str]:
     seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
     parts = {f"{run.spec.dataset.held_out:.0%}" for run in comparison.held_out.values()}
     sizes = (run.record.get("facts", {}).get("parameters") for run in runs)
+    seconds = sum(run.record["seconds"] or 0.0 for run in both)
     return {
         "Data": _words(asked, data.name),
         "Trained on": f"{total:,} examples of {prior.num_classes:,} classes",
@@ -371,13 +373,7 @@ def _data_facts(comparison: Comparison) -> dict[str, str]:
         "Choice of τ": "".join(
             f"on {part} of each class, held out of a second softmax run per seed" for part in parts
         ),
-    }
-
-
-def _training_facts(comparison: Comparison) -> dict[str, str]:
-    runs, both = comparison.runs, [*comparison.runs, *comparison.held_out.values()]
-    seconds = sum(run.record["seconds"] or 0.0 for run in both)
-    return {
+    }, {
         "Recipe": _unique(_words(run.spec.recipe.values, run.spec.recipe.name) for run in runs),
         "Changed in it": _unique(_words(run.spec.recipe.overrides) for run in runs),
         "Other settings": _unique(_words(run.spec.settings) for run in runs),
@@ -403,7 +399,7 @@ def _unique(values: Iterable[str]) -> str:
 
 
 def _results_table(comparison: Comparison) -> str:
-    """The rows in three groups, with the best of the honest ones marked."""
+    """Return the rows in three groups, with the best of the honest ones marked."""
     full, rows = headline(comparison), comparison.rows
     headings = (
         "Trained with",
@@ -414,9 +410,8 @@ def _results_table(comparison: Comparison) -> str:
     kinds = [(row.tau_source is not None) + (row.tau_source == "oracle") for row in rows]
     order = sorted(range(len(rows)), key=kinds.__getitem__)
     starts = {sorted(kinds).index(kind): headings[kind] for kind in kinds}
-    best = order.index(rows.index(comparison.best))
     ordered = Table(full.title, full.header, [full.rows[i] for i in order], full.note)
-    return table(ordered, headings=starts, strong=best)
+    return table(ordered, headings=starts, strong=order.index(rows.index(comparison.best)))
 
 
 def shown_rows(comparison: Comparison) -> list[Row]:
@@ -559,17 +554,16 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     counts, probs = prior.counts, prior.probs[kept]
     judged = ClassPrior(probs / probs.sum(), None if counts is None else counts[kept])
     groups = {} if counts is None else prior.groups(many=result.many, few=result.few)
-    places = {name: np.flatnonzero(np.isin(kept, k)) for name, k in groups.items()}
     page = Page(
         f"Adjusted predictions of {Path(source.name).name}",
         said[2:],
-        tiles=[
+        [
             ("before", f"{percent(change.before.value)}%", name),
             ("after", f"{percent(change.after.value)}%", name),
             ("difference", signed(change.difference.value), interval),
         ],
-        axis=ClassAxis.of(judged, [source.label(int(k)) for k in kept]),
-        groups={name: k for name, k in places.items() if len(k)},
+        ClassAxis.of(judged, [source.label(int(k)) for k in kept]),
+        {name: np.flatnonzero(np.isin(kept, k)) for name, k in groups.items()},
     )
     left_out = len(result.left_out)
     ratio = f"{prior.imbalance_ratio:,.4g} times as frequent as the rarest"
