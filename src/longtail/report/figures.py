@@ -158,14 +158,9 @@ def style() -> Iterator[None]:
 def panels(
     *, rows: int = 1, columns: int = 1, width: float = PAGE_WIDTH, height: float = 2.6, **grid: Any
 ) -> tuple[Any, NDArray[Any]]:
-    """Return an empty figure and its axes of shape (rows, columns).
+    """Return an empty figure of a size in inches, and its axes of shape (rows, columns).
 
-    Args:
-        rows: of panels.
-        columns: of panels.
-        width: in inches.
-        height: in inches.
-        **grid: other arguments of `Figure.subplots`, such as width_ratios or sharey.
+    `grid` holds other arguments of `Figure.subplots`, such as width_ratios or sharey.
     """
     _checks.require("matplotlib", extra="report")
     from matplotlib.figure import Figure
@@ -176,15 +171,9 @@ def panels(
 
 
 def save(figure: Any, stem: str | Path, *, title: str | None = None) -> tuple[Path, Path]:
-    """Write a figure as SVG and PNG; equal figures give equal bytes.
+    """Write a figure as STEM.svg and STEM.png and return their paths; equal figures, equal bytes.
 
-    Args:
-        figure: a matplotlib Figure.
-        stem: path without the ending; its folder is made if need be.
-        title: what the figure shows, for readers that can't see it.
-
-    Returns:
-        The paths of the SVG and the PNG.
+    The title says what the figure shows, for readers that can't see it.
     """
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
