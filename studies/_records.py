@@ -554,16 +554,6 @@ class Trainer:
         return over if world is None else bool(world.tell(over))
 
 
-def add_page_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the option of every study that says where its page goes."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="Write the page below this folder instead of this checkout.",
-    )
-
-
 def add_training_arguments(
     parser: argparse.ArgumentParser, *, records: str, datasets: Sequence[str] = ()
 ) -> None:
@@ -594,7 +584,6 @@ def add_training_arguments(
     group.add_argument("--data-dir", type=Path, help="Of the data; LONGTAIL_DATA if absent.")
     group.add_argument("--runs", type=Path, default=Path("runs"), help="Folder of run folders.")
     group.add_argument("--records", type=Path, default=ROOT / records, help="Folder of records.")
-    add_page_arguments(parser)
 
 
 def _positive(text: str) -> float:

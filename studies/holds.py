@@ -11,7 +11,7 @@ import argparse
 from longtail.report.tables import Table
 from studies import _pages as pages
 from studies import exp, step, synthetic, theory
-from studies._records import ROOT, TITLES, Column, Shelf, add_page_arguments
+from studies._records import ROOT, TITLES, Column, Shelf
 
 # The paper's words in short, the claim of `exp.claims` that tests them, with the reading of it.
 TRAINED = (
@@ -117,11 +117,6 @@ def computed_table() -> Table:
             for claim, yes, text, where in rows
         ],
     )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this study."""
-    add_page_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> None:

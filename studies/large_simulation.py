@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from torch.nn.functional import cross_entropy
 
 from longtail import ClassPrior, InputError
 from longtail.data.large import LARGE
@@ -34,7 +35,7 @@ from longtail.report import figures
 from longtail.report.compare import mean_interval
 from longtail.report.tables import Table
 from studies import _pages as pages
-from studies._records import ROOT, add_page_arguments, device_of, write_text
+from studies._records import ROOT, device_of, write_text
 
 DATASETS = ("imagenet-lt", "inaturalist")
 POSTHOC = "posthoc-logit-adjusted"
@@ -131,21 +132,15 @@ def sample(
     return features, target
 
 
-def _logits(
-    features: np.ndarray, weights: np.ndarray, device: torch.device | str
-) -> Iterator[torch.Tensor]:
-    """Logits of all points, piece by piece."""
+def _logits(features: np.ndarray, weights: np.ndarray, device: Any) -> Iterator[torch.Tensor]:
+    """Yield the logits of all points, piece by piece."""
     matrix = torch.as_tensor(weights[:, :-1].T, dtype=torch.float32, device=device).contiguous()
     biases = torch.as_tensor(weights[:, -1], dtype=torch.float32, device=device)
-    rows = max(1, (1 << 22) // len(weights))
-    for first in range(0, len(features), rows):
-        piece = torch.as_tensor(features[first : first + rows], device=device)
-        yield torch.addmm(biases, piece, matrix)
+    for piece in torch.as_tensor(features).split(max(1, (1 << 22) // len(weights))):
+        yield torch.addmm(biases, piece.to(device), matrix)
 
 
-def decide(
-    features: np.ndarray, weights: np.ndarray, device: torch.device | str = "cpu"
-) -> np.ndarray:
+def decide(features: np.ndarray, weights: np.ndarray, device: Any = "cpu") -> np.ndarray:
     """Return the class that affine logits choose at each point."""
     found = [logits.argmax(1).cpu().numpy() for logits in _logits(features, weights, device)]
     return np.concatenate(found)
@@ -271,15 +266,7 @@ def fit(
 class _Problem:
     """The loss as a function of the weights; tensors on the device."""
 
-    def __init__(
-        self,
-        features: np.ndarray,
-        target: np.ndarray,
-        num_classes: int,
-        ridge: float,
-        offset: np.ndarray | None,
-        device: torch.device | str,
-    ) -> None:
+    def __init__(self, features, target, num_classes, ridge, offset, device) -> None:
         self.ridge = ridge
         self.target = torch.as_tensor(target, dtype=torch.int64, device=device)
         self.features = torch.ones(len(target), features.shape[1] + 1, device=device)  # a constant
@@ -287,23 +274,17 @@ class _Problem:
         sums = torch.zeros(num_classes, features.shape[1] + 1, dtype=torch.float64, device=device)
         self.sums = sums.index_add_(0, self.target, self.features.double()).cpu().numpy()
         shift = np.zeros(num_classes) if offset is None else offset
-        self.offset = torch.tensor(
-            shift, dtype=torch.float32, device=device
-        )  # read-only, a prior's
+        self.offset = torch.tensor(shift, dtype=torch.float32, device=device)
 
-    def _pieces(self, weights: np.ndarray) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Yield examples, their logits and their probabilities; memory is used again."""
+    def _pieces(self, weights: np.ndarray) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield features, classes, logits and probabilities of some examples after the others."""
         device = self.features.device
         matrix = torch.as_tensor(weights.T, dtype=torch.float32, device=device).contiguous()
         matrix[-1] += self.offset
-        rows = max(1, _PIECE[device.type] // matrix.shape[1])
-        logits, probs = (torch.empty(rows, matrix.shape[1], device=device) for _ in range(2))
-        for first in range(0, len(self.features), rows):
-            which = slice(first, min(first + rows, len(self.features)))
-            size = which.stop - which.start
-            torch.mm(self.features[which], matrix, out=logits[:size])
-            torch.softmax(logits[:size], 1, out=probs[:size])
-            yield which, logits[:size], probs[:size]
+        rows = max(1, _PIECE[device.type] // len(weights))
+        for x, y in zip(self.features.split(rows), self.target.split(rows), strict=True):
+            logits = x @ matrix
+            yield x, y, logits, logits.softmax(1)
 
     def calibrated(self, weights: np.ndarray, *, rounds: int = 3) -> np.ndarray:
         """The weights with biases that predict each class about as often as it occurs.
@@ -314,7 +295,7 @@ class _Problem:
         moved = weights.copy()
         for _ in range(rounds):
             total = torch.zeros(len(weights), device=self.features.device)
-            for _, _, probs in self._pieces(moved):
+            for *_, probs in self._pieces(moved):
                 total += probs.sum(0)
             moved[:, -1] += np.log(self.sums[:, -1] / total.double().cpu().numpy())
         return moved
@@ -324,12 +305,9 @@ class _Problem:
         device, (num_classes, columns) = self.features.device, weights.shape
         total = torch.zeros((), dtype=torch.float64, device=device)
         expected = torch.zeros(columns, num_classes, device=device)
-        for which, logits, probs in self._pieces(weights):
-            # From the largest entry, whose probability does not vanish as the target's may.
-            log_sum = logits.amax(1) - probs.amax(1).log()
-            own = logits.gather(1, self.target[which, None]).squeeze(1)
-            total += (log_sum - own).sum(dtype=torch.float64)
-            expected.addmm_(self.features[which].T, probs)
+        for x, y, logits, probs in self._pieces(weights):
+            total += cross_entropy(logits, y, reduction="none").sum(dtype=torch.float64)
+            expected.addmm_(x.T, probs)
         gradient = expected.T.double().cpu().numpy() - self.sums
         gradient[:, :-1] += self.ridge * weights[:, :-1]
         penalty = 0.5 * self.ridge * float(np.square(weights[:, :-1]).sum())
@@ -340,8 +318,7 @@ class _Problem:
         num_classes, columns = weights.shape
         upper = torch.triu_indices(columns, columns, device=self.features.device)
         sums = torch.zeros(upper.shape[1], num_classes, device=self.features.device)
-        for which, _, probs in self._pieces(weights):
-            x = self.features[which]
+        for x, _, _, probs in self._pieces(weights):
             sums.addmm_((x[:, upper[0]] * x[:, upper[1]]).T, probs - probs * probs)
         found = np.empty((num_classes, columns, columns))
         entries, (rows, places) = sums.T.double().cpu().numpy(), upper.cpu().numpy()
@@ -743,7 +720,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ROOT / "results/large-simulation/large-simulation.json",
         help="The file of numbers, read and with --run written.",
     )
-    add_page_arguments(parser)
 
 
 def _multiples(text: str) -> tuple[int, ...]:

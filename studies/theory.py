@@ -32,7 +32,6 @@ from longtail.consistency.binary import BinaryLoss
 from longtail.report import figures
 from longtail.report.tables import Table
 from studies import _pages as pages
-from studies._records import add_page_arguments
 from studies.synthetic import fit
 
 # ---------------------------------------------------------------------------- Table 1
@@ -587,11 +586,6 @@ FIGURES = {
     "inverse-links": "Inverse link functions of binary losses",
     "bayes-risks": "Conditional Bayes risks of binary losses",
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this study."""
-    add_page_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> None:
