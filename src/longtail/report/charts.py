@@ -140,8 +140,7 @@ class TauMethod(NamedTuple):
     """One post-hoc method over tau."""
 
     series: Series
-    curves: FloatArray  # balanced error at each tau of the curve, shape (seeds, taus)
-    per_class: FloatArray  # error at each tau of the slider, shape (taus, num_classes)
+    errors: FloatArray  # of the classes at each tau in percent, shape (seeds, taus, num_classes)
     choices: dict[str, Choice]  # chosen taus to mark, by how they were chosen
     presets: dict[str, float]  # taus of the slider with a button, by name
 
@@ -338,17 +337,18 @@ def tau_curves(
 ) -> Chart:
     """Balanced error against tau; the first shape is the line that the slider moves."""
     digits, ends = tau_digits(taus), [float(taus[0]), float(taus[-1])]
+    curves = np.stack([one.errors.mean(axis=-1) for one in methods])  # (methods, seeds, taus)
     traces: list[dict[str, Any]] = []
-    for one in methods:
+    for one, balanced in zip(methods, curves, strict=True):
         color, label = one.series.color, one.series.label
         hidden: dict[str, Any] = {"width": 0, "legendgroup": label, "hoverinfo": "skip"}
         fill: Any = {"fill": "tonexty", "fillcolor": color + "33"}
         hover = f"{label}<br>τ = %{{x:.{digits}f}}: %{{y:.1f}}%<extra></extra>"
         named: dict[str, Any] = {"name": label, "legendgroup": label, "hovertemplate": hover}
         traces += [
-            _line(taus, one.curves.min(axis=0), color, **hidden),
-            _line(taus, one.curves.max(axis=0), color, **hidden, **fill),
-            _line(taus, one.curves.mean(axis=0), color, width=2.8, **named),
+            _line(taus, balanced.min(axis=0), color, **hidden),
+            _line(taus, balanced.max(axis=0), color, **hidden, **fill),
+            _line(taus, balanced.mean(axis=0), color, width=2.8, **named),
         ]
     for how in dict.fromkeys(how for one in methods for how in one.choices):
         symbol = "star" if how.startswith("oracle") else "diamond"
@@ -363,9 +363,8 @@ def tau_curves(
         named = {"width": 1.6, "dash": "8px,5px", "name": series.label, "hovertemplate": hover}
         traces.append(_line(ends, [error] * 2, series.color, **named))
     # Room for the valley: far beyond it every curve climbs to useless errors.
-    top, zero = max(one.curves.max() for one in methods), int(np.argmin(np.abs(taus)))
-    before = max(float(one.curves[:, zero].max()) for one in methods)
-    highest = min(1.05 * float(top), 2.5 * before or math.inf, 102.0)
+    top, zero = float(curves.max()), int(np.argmin(np.abs(taus)))
+    highest = min(1.05 * top, 2.5 * float(curves[:, :, zero].max()) or math.inf, 102.0)
     layout = {
         "xaxis": _axis("τ", range=ends, showgrid=True),
         "yaxis": _percent("balanced error", range=[0, highest]),
@@ -384,9 +383,9 @@ def slider(
     *,
     start: float,
 ) -> tuple[dict[str, Any], Chart, Chart]:
-    """Return the values for the slider's script, and its two charts: by group and by class.
+    """Return the values for the slider's script, and its two charts, by group and by class.
 
-    `groups` holds the classes of each group that has some; the slider starts at the tau `start`.
+    The script draws the bars at the slider's tau, and the outline of those without adjustment.
     """
 
     def place(tau: float) -> int:
@@ -394,12 +393,13 @@ def slider(
 
     values: list[dict[str, Any]] = []
     for one in methods:
-        parts = [one.per_class, *(one.per_class[:, k] for k in groups.values())]
+        per_class = one.errors.mean(axis=0)
+        parts = [per_class, *(per_class[:, k] for k in groups.values())]
         values.append(
             {
                 "label": one.series.label,
                 "color": one.series.color,
-                "classes": rounded(axis.mean(one.per_class)),
+                "classes": rounded(axis.mean(per_class)),
                 "groups": rounded(np.stack([part.mean(axis=1) for part in parts], axis=1)),
                 "presets": [[name, place(tau)] for name, tau in one.presets.items()],
             }
@@ -409,16 +409,15 @@ def slider(
     script |= {"unadjusted": place(0.0), "start": place(start)}
 
     def bars(key: str, x: Sequence[Any], hover: list[str], xaxis: dict[str, Any]) -> Chart:
-        """Return bars that the slider moves, and the outline of those without adjustment."""
-        told, dense = "%{hovertext}<br>%{y:.1f}%<extra></extra>", len(x) > DENSE
-        now, before = (values[0][key][script[at]] for at in ("start", "unadjusted"))
-        moving = _bar(x, now, values[0]["color"], hovertext=hover, hovertemplate=told)
+        told, line = "<br>%{y:.1f}%<extra></extra>", {"color": INK, "width": 1.4}
+        found: dict[str, Any] = {"type": "bar", "x": list(x), "y": [], "hovertext": hover}
+        moving = {**found, "marker": {}, "hovertemplate": f"%{{hovertext}}{told}"}
         told = told.replace("<br>", "<br>without adjustment ")
-        outline = _bar(x, before, CLEAR, hovertext=hover, hovertemplate=told)
-        outline["marker"]["line"] = {"color": INK, "width": 1.4}
+        outline = {**found, "marker": {"color": CLEAR, "line": line}}
+        outline["hovertemplate"] = f"%{{hovertext}}{told}"
+        dense = len(x) > DENSE
         if dense:  # a hundred boxes would hide the bars; one line around them does not
-            shape = {"color": INK, "width": 1.4, "shape": "hvh"}
-            outline |= {"type": "scatter", "mode": "lines", "line": shape}
+            outline |= {"type": "scatter", "mode": "lines", "line": {**line, "shape": "hvh"}}
         layout = {"xaxis": xaxis, "yaxis": _percent("error"), "height": 360}
         layout |= {"barmode": "overlay", "bargap": 0.05 if dense else 0.25}
         label = f"Error of {key} at the slider's τ, most frequent first"

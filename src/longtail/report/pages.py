@@ -36,7 +36,7 @@ from longtail.report.tables import GROUP_BOUNDS, Table, percent, signed
 from longtail.runs import files
 from longtail.tuning import TauCurve
 
-CURVE_STEPS, SLIDER_STEPS = 200, 80
+STEPS = 80  # of the curves over tau and of the slider
 # The charts that are drawn for papers too, by the names of their files.
 FIGURES = {
     "errors": "chart-methods",
@@ -97,19 +97,16 @@ class Page:
         self,
         text: str,
         caption: str,
+        taus: FloatArray,
         methods: Sequence[TauMethod],
-        *,
-        curve_taus: FloatArray,
-        slider_taus: FloatArray,
         references: Sequence[tuple[Series, float]] = (),
+        *,
         start: float,
     ) -> None:
         """Add the section about tau: the curve, and the slider with its two charts."""
-        curves = charts.tau_curves(curve_taus, methods, references, start=start)
+        curves = charts.tau_curves(taus, methods, references, start=start)
         curve = self.figure(curves, caption)
-        self.slider, *bars = charts.slider(
-            slider_taus, self.axis, self.groups, methods, start=start
-        )
+        self.slider, *bars = charts.slider(taus, self.axis, self.groups, methods, start=start)
         by = ("By group", "By class" if self.axis.each == "class" else "By groups of classes")
         both = (
             self.figure(chart, f"{how}. Outline: τ = 0, no adjustment.")
@@ -119,7 +116,7 @@ class Page:
             f'<div class="slider"><div id="methods"></div>'
             f'<div id="presets" class="legend"></div>'
             f'<div class="knob"><label for="tau-knob">τ</label><input type="range" id="tau-knob" '
-            f'min="0" max="{len(slider_taus) - 1}" value="{self.slider["start"]}" '
+            f'min="0" max="{len(taus) - 1}" value="{self.slider["start"]}" '
             f'aria-describedby="tau-says"><output id="tau-value"></output>'
             f'<p id="tau-says" aria-live="polite"></p></div><div class="pair">{"".join(both)}</div>'
             f"</div>"
@@ -447,11 +444,9 @@ def _tau(page: Page, comparison: Comparison) -> None:
         "oracle": f"oracle: best τ on the {comparison.split} set",
     }
     used = [float(row.taus.mean()) for row in comparison.rows if row.taus is not None]
-    curve_taus = np.linspace(0, 4, CURVE_STEPS + 1)
-    slider_taus = np.union1d(np.linspace(0, 4, SLIDER_STEPS + 1), used)
+    taus = np.union1d(np.linspace(0, 4, STEPS + 1), used)
     methods = []
     for method, of_seed in comparison.curves.items():
-        curves = list(of_seed.values())
         choices, presets = {}, {"no adjustment": 0.0, "theory": 1.0}
         for row in comparison.rows:
             if row.method == method and row.tau_source in marks and row.taus is not None:
@@ -460,9 +455,7 @@ def _tau(page: Page, comparison: Comparison) -> None:
                 choices[marks[row.tau_source]] = Choice(tau, *ends, error)
                 presets[row.tau_source] = tau
         series = Series(figures.label(method), figures.color(method))
-        values = 100 * np.array([curve(curve_taus) for curve in curves])
-        per_class = _per_class(curves, slider_taus)
-        methods.append(TauMethod(series, values, per_class, choices, presets))
+        methods.append(TauMethod(series, errors_at(taus, of_seed.values()), choices, presets))
     rows = [row for row in comparison.rows if row.method in ("softmax", "logit-adjusted")]
     errors = [100 * float(row.errors.mean()) for row in rows]
     page.tau(
@@ -471,18 +464,16 @@ def _tau(page: Page, comparison: Comparison) -> None:
         "common classes pay for rare ones.",
         "Lines: mean over seeds; shaded: range over seeds; dashed: trained losses, which have no "
         "slider; upright: where the slider stands.",
+        taus,
         methods,
-        curve_taus=curve_taus,
-        slider_taus=slider_taus,
-        references=list(zip(series_of(rows, comparison), errors, strict=True)),
+        list(zip(series_of(rows, comparison), errors, strict=True)),
         start=1.0,
     )
 
 
-def _per_class(curves: Sequence[TauCurve], taus: FloatArray) -> FloatArray:
-    """Each class's error in percent at each tau, mean over curves, shape (taus, classes)."""
-    values = [[curve.per_class(float(tau)) for tau in taus] for curve in curves]
-    return np.asarray(100 * np.mean(values, axis=0))
+def errors_at(taus: FloatArray, curves: Iterable[TauCurve]) -> FloatArray:
+    """Return each class's error in percent, shape (curves, taus, num_classes)."""
+    return 100 * np.array([[curve.per_class(float(tau)) for tau in taus] for curve in curves])
 
 
 def _sets(page: Page, comparison: Comparison) -> None:
@@ -603,48 +594,42 @@ def _adjusted_tau(page: Page, result: AdjustResult) -> None:
     """Add the section about tau of the adjustment."""
     curve = result.judged_curve
     used = result.fold_taus if len(result.fold_taus) else np.array([result.tau])
-    marks = [0.0, 1.0, result.tau, float(curve.minimizer()[0])]
-    curve_taus = tau_grid([*marks, *used], CURVE_STEPS)
-    slider_taus = tau_grid(marks, SLIDER_STEPS)
-    if result.target_prior is None:
-        values = 100 * curve(curve_taus)
-    else:  # the curve is of the error under the target, the chart of the balanced one
-        values = _per_class([curve], curve_taus).mean(axis=1)
+    taus = tau_grid([result.tau, float(curve.minimizer()[0]), *used])
+    errors = errors_at(taus, [curve])
     choices = {}
     if result.tuning is not None:
         ends = float(used.min()), float(used.max())
         after = 100 * result.balanced.after.value
         choices["τ chosen on held-out data"] = Choice(result.tau, *ends, after)
-    lowest = float(curve_taus[np.argmin(values)])
-    best = Choice(lowest, lowest, lowest, float(values.min()))
+    balanced = errors[0].mean(axis=1)
+    lowest = float(taus[np.argmin(balanced)])
+    best = Choice(lowest, lowest, lowest, float(balanced.min()))
     choices["oracle: best τ on the judged set"] = best
     presets = {"no adjustment": 0.0}
-    if slider_taus[-1] >= 1.0:
+    if taus[-1] >= 1.0:
         presets["theory"] = 1.0
     presets["given" if result.tuning is None else "chosen"] = result.tau
     series = Series(figures.label(ADJUSTED), figures.color(ADJUSTED))
-    per_class = _per_class([curve], slider_taus)
     page.tau(
         "Each point of the curve is exact: an example is right in one interval of τ, found from "
         "its scores. Move the slider and watch common classes pay for rare ones.",
         "Of the judged examples; upright: where the slider stands.",
-        [TauMethod(series, values[None], per_class, choices, presets)],
-        curve_taus=curve_taus,
-        slider_taus=slider_taus,
+        taus,
+        [TauMethod(series, errors, choices, presets)],
         start=result.tau,
     )
 
 
-def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
-    """Return taus from 0 to 4, or a quarter beyond the marks, and the marks.
+def tau_grid(marks: Sequence[float], steps: int = STEPS) -> FloatArray:
+    """Return taus from 0 to 4, or a quarter beyond the marks, with the marks, 0 and 1 among them.
 
     Logits of a small scale, such as cosines, have small taus; the grid then ends at four times
     the largest mark.
 
     Examples:
-        >>> tau_grid([0.0, 1.0, 1.3], 4)
+        >>> tau_grid([1.3], 4)
         array([0. , 1. , 1.3, 2. , 3. , 4. ])
-        >>> tau_grid([-0.02, 0.0, 1.0], 4)
+        >>> tau_grid([-0.02, 1.0], 4)
         array([-0.08, -0.04, -0.02,  0.  ,  0.04,  0.08])
     """
     chosen = [0.0, *(mark for mark in marks if mark != 1.0)]
@@ -653,6 +638,6 @@ def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
         low, high = (-reach if low else 0.0), reach
     else:
         low, high = 1.25 * low, 4.0 if high <= 4 else 1.25 * high
-    inside = [mark for mark in marks if low <= mark <= high]
+    inside = [mark for mark in (0.0, 1.0, *marks) if low <= mark <= high]
     grid = np.union1d(np.linspace(low, high, steps + 1), inside)
     return np.asarray(grid[np.append(True, np.diff(grid) > 1e-9 * (high - low))])
