@@ -34,29 +34,23 @@ PURPLE = "#CC79A7"
 GRAY = "#6F6F6F"
 LIGHT_GRAY = "#C8C8C8"
 DARK_GRAY = "#3D3D3D"
-# Four of Tol's muted palette, for methods that seldom share a figure with the others.
 WINE = "#882255"
-INDIGO = "#332288"
-OLIVE = "#999933"
-TEAL = "#44AA99"
-# Three more, chosen to be far from all of the above, in the page's dark theme too.
-VIOLET = "#9A2FD6"
-BROWN = "#6B4410"
-PETROL = "#0B4F5C"
 
+# Beside these, Tol's muted palette, and violet, brown and petrol, which are far from all others in
+# the page's dark theme too.
 METHOD_COLORS = {
     "softmax": GRAY,
     "balanced": GREEN,
-    "class-balanced": TEAL,
+    "class-balanced": "#44AA99",
     "adaptive": ORANGE,
-    "ldam": OLIVE,
+    "ldam": "#999933",
     "equalized": PURPLE,
-    "equalized-threshold": VIOLET,
+    "equalized-threshold": "#9A2FD6",
     "logit-adjusted": BLUE,
-    "logit-adjusted-adaptive": INDIGO,
+    "logit-adjusted-adaptive": "#332288",
     "two-parameter": WINE,
-    "consistent": BROWN,
-    "weighted-logit-adjusted": PETROL,
+    "consistent": "#6B4410",
+    "weighted-logit-adjusted": "#0B4F5C",
     "posthoc-logit-adjusted": SKY,
     "posthoc-weight-normalized": VERMILION,
     "bayes": BLACK,
