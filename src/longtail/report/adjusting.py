@@ -89,16 +89,11 @@ def _doubts(result: AdjustResult) -> list[str]:
     return found
 
 
-def main_change(result: AdjustResult) -> tuple[str, Change]:
-    """Return the error that was to be lowered, with its name."""
-    if result.expected is not None:
-        return "error under the target frequencies", result.expected
-    return "balanced error", result.balanced
-
-
 def conclusion(result: AdjustResult) -> str:
     """Return whether the adjustment helped, in one sentence."""
-    name, change = main_change(result)
+    name, change = "balanced error", result.balanced
+    if result.expected is not None:
+        name, change = "error under the target frequencies", result.expected
     value, low, high = change.difference.value, change.difference.low, change.difference.high
     span = f"from {percent(change.before.value)}% to {percent(change.after.value)}%"
     level = f"{result.level:.0%} interval"

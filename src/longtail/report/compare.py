@@ -145,11 +145,6 @@ class Comparison:
         """Rows for which nothing was chosen on the data that judge them."""
         return [row for row in self.rows if row.tau_source != "oracle"]
 
-    @property
-    def rivals(self) -> int:
-        """Number of honest rows besides softmax."""
-        return len(self.honest) - (self.baseline is not None)
-
     @cached_property
     def shared_seeds(self) -> tuple[int, ...]:
         """The seeds of every honest row, ensembles aside."""
@@ -194,16 +189,6 @@ class Comparison:
             return Interval(float(mine.mean() - theirs.mean()), math.nan, math.nan, len(both))
         return mean_interval(mine - theirs, level=level)
 
-    def best_against_softmax(self) -> Interval | None:
-        """Return the best row's difference to softmax, its interval wider for having been picked.
-
-        By Bonferroni's correction, where no method differs from softmax, at most one report in
-        forty finds the best one better.
-        """
-        if self.best is self.baseline:
-            return None
-        return self.against_softmax(self.best, level=1 - 0.05 / self.rivals)
-
     def group_errors(self, row: Row) -> dict[str, float]:
         """Return mean errors of many-, medium- and few-shot classes; NaN for an empty group."""
         return {
@@ -213,7 +198,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON; errors are fractions."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for row in self.rows:
             error, change = mean_interval(row.errors), self.against_softmax(row)
             rows.append(
@@ -225,14 +210,13 @@ class Comparison:
                     "members": list(row.members),
                     "errors": row.errors.tolist(),
                     "balanced_error": {"mean": error.mean, "low": error.low, "high": error.high},
-                    "difference_to_softmax": None if change is None else vars(change),
+                    "difference_to_softmax": change and vars(change),
                     "groups": self.group_errors(row),
                     "taus": None if row.taus is None else row.taus.tolist(),
                 }
             )
-        left_out = [
-            {"run": run.folder, "why": why} for why, runs in self.left_out.items() for run in runs
-        ]
+        pairs = [(run.folder, why) for why, runs in self.left_out.items() for run in runs]
+        left_out = [{"run": folder, "why": why} for folder, why in pairs]
         return {"split": self.split, "rows": rows, "left_out": left_out}
 
 
@@ -481,14 +465,19 @@ def summary(comparison: Comparison) -> list[str]:
 
 
 def _winner_sentence(comparison: Comparison, error: str) -> str:
-    winner, others = comparison.best, comparison.rivals
+    """Return how the best method compares to softmax, its interval wider for having been picked.
+
+    By Bonferroni's correction, where no method differs from softmax, at most one report in forty
+    finds the best one better.
+    """
+    winner, others = comparison.best, len(comparison.honest) - 1
     saw = f"never saw the {comparison.split} set"
     if comparison.split == "train":
         saw = "learnt from these very images"
     text = f"Of the {others} other methods that {saw}, {winner.name} does best, with {error}"
     if others == 1:
         text = f"{winner.name[0].upper()}{winner.name[1:]}, which {saw}, gets {error} wrong"
-    found = comparison.best_against_softmax()
+    found = comparison.against_softmax(winner, level=1 - 0.05 / others)
     if found is None:
         return f"{text}; it shares no seeds with softmax to compare it by."
     text += f": {percent(abs(found.mean))} points {'lower' if found.mean < 0 else 'higher'}"
@@ -500,9 +489,8 @@ def _winner_sentence(comparison: Comparison, error: str) -> str:
     if math.isnan(found.low):
         return f"{text}, but {_TOO_FEW[found.seeds]}, so this may be noise."
     picked = f", wider since it was picked among {others} by these errors" if others > 1 else ""
-    low, high = sorted((-found.low, -found.high))
-    text += f" (95% interval over {found.seeds} paired seeds{picked}: {percent(low)} to "
-    text += f"{percent(high)})"
+    text += f" (95% interval over {found.seeds} paired seeds{picked}: {percent(-found.high)} to "
+    text += f"{percent(-found.low)})"
     if found.excludes_zero:
         return f"{text}, and as the interval excludes zero, that is more than the seeds' noise."
     return f"{text}, but as the interval includes zero, these seeds show no difference."

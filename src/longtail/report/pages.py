@@ -7,7 +7,6 @@ of text, tables and charts. Both pages share the sections about tau and about er
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -32,7 +31,7 @@ from longtail.report.compare import (
     mean_interval,
     summary,
 )
-from longtail.report.tables import GROUP_BOUNDS, Table, percent, signed
+from longtail.report.tables import GROUP_BOUNDS, Table
 from longtail.runs import files
 from longtail.tuning import TauCurve
 
@@ -58,16 +57,10 @@ class Page:
     """
 
     def __init__(
-        self,
-        title: str,
-        lead: Sequence[str],
-        tiles: Sequence[tuple[str, str, str]],
-        axis: ClassAxis,
-        groups: dict[str, IntArray],
+        self, title: str, lead: Sequence[str], axis: ClassAxis, groups: dict[str, IntArray]
     ) -> None:
-        """Begin a page: heading, first paragraphs, main numbers (name, value, note), classes."""
-        self.title, self.lead, self.tiles = title, lead, tiles
-        self.axis = axis
+        """Begin a page: its heading, first paragraphs, classes, and groups of classes."""
+        self.title, self.lead, self.axis = title, lead, axis
         self.groups = {name: members for name, members in groups.items() if len(members)}
         self.charts: dict[str, Chart] = {}
         self.slider: dict[str, Any] | None = None
@@ -159,15 +152,10 @@ class Page:
         # JSON that may stand inside a script element, whatever names the classes have.
         text = json.dumps(data, sort_keys=True, allow_nan=False, separators=(",", ":"))
         text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-        tiles = (
-            f"<li>{name} <strong>{value}</strong> <small>{note}</small></li>"
-            for name, value, note in (map(escape, tile) for tile in self.tiles)
-        )
         parts: dict[str, Iterable[str]] = {
             "title": [escape(self.title)],
             "version": [longtail.__version__],
             "lead": [f'<p class="lead">{escape(sentence)}</p>' for sentence in self.lead],
-            "tiles": tiles,
             "nav": [f'<a href="#{id}">{escape(heading)}</a>' for id, heading, _ in self.sections],
             "sections": (
                 f'<section id="{id}"><h2>{escape(heading)}</h2>{content}</section>'
@@ -259,7 +247,6 @@ def runs_page(
     page = Page(
         title or f"Long-tailed classification on {first.spec.dataset.name}",
         summary(comparison),
-        _tiles(comparison),
         ClassAxis.of(prior, first.class_names),
         prior.groups(),
     )
@@ -328,23 +315,6 @@ def runs_page(
         )
     _again(page, comparison, command)
     return page
-
-
-def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
-    seeds, found = comparison.which_seeds, comparison.best_against_softmax()
-    note = f"balanced error ({seeds})" if seeds else "balanced error"
-    tiles = [
-        (row.name, f"{percent(comparison.mean_error(row))}%", note)
-        for row in dict.fromkeys((comparison.baseline, comparison.best))
-        if row is not None
-    ]
-    if found is not None:
-        words = "percentage points"
-        if not math.isnan(found.low):
-            words += f", 95% interval {signed(found.low)} to {signed(found.high)}"
-            words += f" as the best of {comparison.rivals}" if comparison.rivals > 1 else ""
-        tiles.append(("difference", signed(found.mean), words))
-    return tiles
 
 
 def _facts(comparison: Comparison) -> tuple[dict[str, str], dict[str, str]]:
@@ -538,9 +508,6 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     source, prior, tally = result.predictions, result.prior, result.tally
     assert tally is not None  # a page is about labelled predictions
     said = adjusting.summary(result)
-    name, change = adjusting.main_change(result)
-    low, high = signed(change.difference.low), signed(change.difference.high)
-    interval = f"percentage points, {result.level:.0%} interval {low} to {high}"
     kept = np.setdiff1d(np.arange(prior.num_classes), result.left_out)
     counts, probs = prior.counts, prior.probs[kept]
     judged = ClassPrior(probs / probs.sum(), None if counts is None else counts[kept])
@@ -548,11 +515,6 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     page = Page(
         f"Adjusted predictions of {Path(source.name).name}",
         said[2:],
-        [
-            ("before", f"{percent(change.before.value)}%", name),
-            ("after", f"{percent(change.after.value)}%", name),
-            ("difference", signed(change.difference.value), interval),
-        ],
         ClassAxis.of(judged, [source.label(int(k)) for k in kept]),
         {name: np.flatnonzero(np.isin(kept, k)) for name, k in groups.items()},
     )
