@@ -30,6 +30,14 @@ def table(header, rows):
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def form(columns, cells):
+    """A table of records: the header of each column, and the format of its cells."""
+    if isinstance(cells, dict):
+        cells = [{"name": name, **cell} for name, cell in cells.items()]
+    rows = [[text.format(**cell) for text in columns.values()] for cell in cells]
+    return table(list(columns), rows)
+
+
 def gain(plain, other):
     """Mean gain in points with the half-width of its paired 95% t-interval."""
     values = 100 * (np.array(plain, dtype=float) - np.array(other, dtype=float))
@@ -117,67 +125,55 @@ def worst(methods):
 
 def tuning():
     found = record("bench_tuning")
-    rows = [
-        [
-            f"{cell['examples']:,} x {cell['classes']:,}",
-            cell["dtype"],
-            cell["class_order"],
-            f"{cell['wall_seconds']['grid']:.2f}",
-            f"{cell['wall_seconds']['curve']:.3f}",
-            f"{cell['times_faster_wall']:.0f}",
-        ]
-        for cell in found["against_the_grid"]
-    ]
-    header = ["logits", "dtype", "class order", "grid, s", "exact curve, s", "times faster"]
+    columns = {
+        "logits": "{examples:,} x {classes:,}",
+        "dtype": "{dtype}",
+        "class order": "{class_order}",
+        "grid, s": "{wall_seconds[grid]:.2f}",
+        "exact curve, s": "{wall_seconds[curve]:.3f}",
+        "times faster": "{times_faster_wall:.0f}",
+    }
     return [
         "## Exact tuning of tau",
         f"`tune_tau`'s whole curve against argmaxes on a grid of 101 taus "
         f"({found['machine']['device']}). `bench_tuning.py`.",
-        table(header, rows),
+        form(columns, found["against_the_grid"]),
     ]
 
 
 def adjusting():
     found = record("bench_adjust")
-    rows = [
-        [
-            name,
-            f"{cell['wall_seconds']:.2f}",
-            f"{cell['argmax_wall_seconds']:.2f}",
-            f"{cell['times_one_argmax']:.1f}",
-            f"{cell['peak_rss_anon_mb']:.0f}",
-        ]
-        for name, cell in found["ways"].items()
-    ]
-    header = ["way", "adjust, s", "one argmax, s", "ratio", "memory, MB"]
+    columns = {
+        "way": "{name}",
+        "adjust, s": "{wall_seconds:.2f}",
+        "one argmax, s": "{argmax_wall_seconds:.2f}",
+        "ratio": "{times_one_argmax:.1f}",
+        "memory, MB": "{peak_rss_anon_mb:.0f}",
+    }
     examples, classes = found["shape"]
     return [
         "## Adjusting a large file",
         f"`longtail adjust` on {examples:,} x {classes:,} float32 logits in a memory-mapped file, "
         f"without writing ({found['machine']['device']}). `bench_adjust.py`.",
-        table(header, rows),
+        form(columns, found["ways"]),
     ]
 
 
 def samplers():
     found = record("bench_samplers")
-    rows = [
-        [
-            cell["rule"],
-            f"{cell['classes']:,}",
-            f"{cell['build_seconds']:.2f}",
-            f"{cell['epoch_seconds']:.2f}",
-            f"{cell['peak_mb_beyond_labels']:.0f}",
-        ]
-        for cell in found["cases"]
-    ]
-    header = ["rule", "classes", "build, s", "an epoch, s", "memory beyond the labels, MB"]
+    columns = {
+        "rule": "{rule}",
+        "classes": "{classes:,}",
+        "build, s": "{build_seconds:.2f}",
+        "an epoch, s": "{epoch_seconds:.2f}",
+        "memory beyond the labels, MB": "{peak_mb_beyond_labels:.0f}",
+    }
     return [
         "## Samplers",
         f"`ClassSampler` on {found['examples']:,} labels, imbalance ratio {found['imbalance']}, "
         "beside `torch.multinomial`, which WeightedRandomSampler draws with; processor seconds "
         f"({found['machine']['device']}). `bench_samplers.py`.",
-        table(header, rows),
+        form(columns, found["cases"]),
     ]
 
 
@@ -214,25 +210,19 @@ def cohorts():
 
 
 def ingredients():
-    if not (ROOT / "results" / "bench_ingredients.json").exists():
-        return []
-    found = record("bench_ingredients")
-    cells = found["ingredients"]["rows"]
+    found = record("bench_ingredients")["ingredients"]
     rows = [
         [name, f"{row['ms']:.2f}", f"{row['ratio']:.2f}", f"{1000 * row['prepare_s']:.0f}"]
-        for name, row in cells.items()
+        for name, row in found["rows"].items()
     ]
     return [
         f"What [the ingredients of the strong recipe](ingredients.md) cost a cohort of "
-        f"{found['ingredients']['runs']} runs there; the last column is for all batches of an "
-        "epoch.",
+        f"{found['runs']} runs there; the last column is for all batches of an epoch.",
         table(["", "ms a model-step", "times as long", "batches, ms"], rows),
     ]
 
 
 def students():
-    if not (ROOT / "results" / "bench_students.json").exists():
-        return []
     found = record("bench_students")
     rows = [[name, f"{1000 * row['median']:.0f}"] for name, row in found["epoch_s"].items()]
     rows.append(["the answers alone", f"{1000 * found['answers_s']:.0f}"])
@@ -338,9 +328,6 @@ def spans(shares):
 
 
 def large():
-    """Only where it was measured: the record needs a GPU."""
-    if not (ROOT / "results" / "bench_large.json").exists():
-        return []
     found = record("bench_large")
     setting, loader = found["setting"], found["loader"]
     rows = []

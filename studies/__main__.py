@@ -1,6 +1,7 @@
 """`python -m studies`: lists the studies; `python -m studies NAME [--help]` does one.
 
-A study is a module of this folder with ``add_arguments(parser)`` and ``main(options)``.
+A study is a module of this folder with ``main(options)``, and ``add_arguments(parser)`` for options
+of its own beside ``--out``.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from pathlib import Path
 
 from longtail import InputError, MissingExtraError
 
@@ -49,7 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    study.add_arguments(parser)
+    if hasattr(study, "add_arguments"):
+        study.add_arguments(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="Write the page below this folder instead of this checkout.",
+    )
     try:
         options = parser.parse_args(words[1:])
     except SystemExit as left:

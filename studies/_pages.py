@@ -1,4 +1,4 @@
-"""Parts of the studies' pages: tables, templates, figures, and the terminal.
+"""Parts of the studies' pages: templates, figures, tables of cells, and the terminal.
 
 A page is a Jinja template, ``studies/pages/NAME.md.j2``, that gets plain values and tables::
 
@@ -8,11 +8,9 @@ A page is a Jinja template, ``studies/pages/NAME.md.j2``, that gets plain values
         with page(options, "docs/synthetic.md") as write:    # or nothing, for a trial in small
             write(render("synthetic", cells=table, gap=0.0123))
             write.figure("errors", draw(...), title="…")     # docs/synthetic/errors.svg
-            write.block("README.md", "name-of-marks", text)  # between two marks of another page
 
-In a template ``{{ table }}`` is Markdown, ``{{ 0.123|pct }}`` is 12.3, ``{{ 0.123|pct(2) }}``
-12.30, ``{{ x|signed }}`` +1.2, ``{{ interval|points }}`` +1.20 [+0.80, +1.60], and ``{{ interval|r
-}}`` a correlation. Names that were not given are errors. The same values give the same bytes.
+In a template ``{{ table }}`` is Markdown, ``{{ 0.123|pct }}`` is 12.3, ``{{ 0.123|pct(2) }}`` is
+12.30 and ``{{ x|signed }}`` +1.2. Names that were not given are errors.
 """
 
 from __future__ import annotations
@@ -26,35 +24,14 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from longtail import InputError
 from longtail.report import figures
 from longtail.report.compare import Interval
-from longtail.report.tables import GROUP_BOUNDS, Table, percent, plural, signed, spread
-from studies._records import (
-    ROOT,
-    Column,
-    Record,
-    Row,
-    Runs,
-    Shelf,
-    add_page_arguments,
-    train_missing,
-    write_text,
-)
-
-__all__ = [
-    "GROUP_BOUNDS",
-    "Table",
-    "add_page_arguments",
-    "percent",
-    "plural",
-    "signed",
-    "spread",
-]
+from longtail.report.tables import Table, percent, signed, spread
+from studies._records import ROOT, Column, Record, Row, Runs, Shelf, train_missing, write_text
 
 # Options that change how a study is done, not what it shows.
 _HARMLESS = {
@@ -67,8 +44,8 @@ _PROSE = 88
 # ---------------------------------------------------------------------------- text
 
 
-def points(interval: Interval | None, *, digits: int = 2) -> str:
-    """A difference in points of error with its interval.
+def points(interval: Interval | None) -> str:
+    """Return a difference in points of error with its interval.
 
     Examples:
         >>> points(Interval(0.05, 0.04, 0.06, 5))
@@ -77,32 +54,30 @@ def points(interval: Interval | None, *, digits: int = 2) -> str:
     if interval is None:
         return "–"
     mean, low, high = (
-        signed(value, digits=digits) for value in (interval.mean, interval.low, interval.high)
+        signed(value, digits=2) for value in (interval.mean, interval.low, interval.high)
     )
     return mean if math.isnan(interval.low) else f"{mean} [{low}, {high}]"
 
 
-def correlation(interval: Interval | None) -> str:
-    """A correlation with its interval.
+def correlation(interval: Interval) -> str:
+    """Return a correlation with its interval.
 
     Examples:
         >>> correlation(Interval(-0.5, -0.75, -0.25, 5))
         '−0.50 [−0.75, −0.25]'
     """
-    if interval is None:
-        return "–"
     ends = (interval.mean / 100, interval.low / 100, interval.high / 100)
     return points(Interval(*ends, interval.seeds))
 
 
 def listing(words: Sequence[str]) -> str:
-    """Words with commas between them, and "and" before the last."""
+    """Return words with commas between them, and "and" before the last."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def render(name: str, **values: Any) -> str:
-    """A page's text, from the template of that name in ``studies/pages``."""
+    """Return a page's text, from the template of that name in ``studies/pages``."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -110,25 +85,18 @@ def render(name: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        autoescape=False,
         # Without a title where a heading says enough.
         finalize=lambda v: _markdown(v) if isinstance(v, Table) else v,
     )
-    environment.filters |= {
-        "pct": lambda value, digits=1: percent(value, digits=digits),
-        "signed": lambda value, digits=1: signed(value, digits=digits),
-        "points": points,
-        "r": correlation,
-        "listing": listing,
-        "plural": plural,
-    }
+    environment.filters["pct"] = lambda value, digits=1: percent(value, digits=digits)
+    environment.filters["signed"] = lambda value, digits=1: signed(value, digits=digits)
     text = environment.get_template(f"{name}.md.j2").render(**values)
     blocks = (block.strip("\n") for block in text.split("\n\n"))
     return "\n\n".join(block for block in blocks if block.strip()) + "\n"
 
 
 def _markdown(table: Table) -> str:
-    """A table with words aligned left and intervals kept on one line."""
+    """Return a table with words aligned left and intervals kept on one line."""
     aligned = [
         "---" if any(cell.lstrip("✓✗? [`")[:1].isalpha() for cell in column) else "---:"
         for column in zip(*table.rows, strict=True)
@@ -142,26 +110,22 @@ def _markdown(table: Table) -> str:
 # ---------------------------------------------------------------------------- files
 
 
-@dataclass
 class Writer:
-    """Writes a page and its figures; call it with the page's text.
+    """Writes a page and its figures below a folder, or nothing without one.
 
-    Attributes:
-        root: below which; None to write nothing.
-        path: of the page, from there.
-        written: what was written so far.
+    Call it with the page's text.
     """
 
-    root: Path | None
-    path: Path
-    written: list[Path] = field(default_factory=list)
+    def __init__(self, root: Path | None, path: str) -> None:
+        self.root, self.path = root, Path(path)
+        self.written: list[Path] = []
 
     def __call__(self, text: str) -> None:
         self._write(self.path, text)
 
-    def figure(self, name: str, figure: Any | None, *, title: str) -> None:
-        """Write a matplotlib Figure as SVG into a folder of the page's name; None is left out."""
-        if figure is None or self.root is None:
+    def figure(self, name: str, figure: Any, *, title: str) -> None:
+        """Write a matplotlib Figure as SVG into a folder of the page's name."""
+        if self.root is None:
             return
         buffer = io.StringIO()
         with figures.style():
@@ -171,14 +135,10 @@ class Writer:
 
     def block(self, path: str, marks: str, text: str) -> None:
         """Replace what stands between two marks of another page, if that page is there."""
-        if self.root is None or not (self.root / path).exists():
-            return
-        begin, end = f"<!-- {marks}: begin -->", f"<!-- {marks}: end -->"
-        old = (self.root / path).read_text(encoding="utf-8")
-        if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
-            raise InputError(f"{path} must have the lines {begin} and {end}, once and in order.")
-        before, after = old[: old.index(begin)], old[old.index(end) + len(end) :]
-        self._write(Path(path), f"{before}{begin}\n{text.strip()}\n{end}{after}")
+        if self.root is not None and (self.root / path).exists():
+            begin, end = f"<!-- {marks}: begin -->", f"<!-- {marks}: end -->"
+            before, rest = (self.root / path).read_text(encoding="utf-8").split(begin)
+            self._write(Path(path), f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
 
     def _write(self, path: Path, text: str) -> None:
         if self.root is not None:
@@ -188,7 +148,7 @@ class Writer:
 
 @contextmanager
 def page(options: argparse.Namespace, path: str) -> Iterator[Writer]:
-    """A `Writer` for a page of this checkout, or of ``--out``.
+    """Give a `Writer` for a page of this checkout, or of ``--out``.
 
     A trial in small must not replace the checkout's page: with options that change what is shown
     and without ``--out``, nothing is written.
@@ -200,9 +160,9 @@ def page(options: argparse.Namespace, path: str) -> Iterator[Writer]:
     ]
     if options.out is None and changed:
         note(f"The page is left as it is, because of {listing(changed)}; --out FOLDER writes one.")
-        yield Writer(None, Path(path))
+        yield Writer(None, path)
         return
-    writer = Writer(options.out or ROOT, Path(path))
+    writer = Writer(options.out or ROOT, path)
     yield writer
     note(f"Written below {writer.root}: {', '.join(map(str, writer.written))}")
 
@@ -211,7 +171,7 @@ def page(options: argparse.Namespace, path: str) -> Iterator[Writer]:
 
 
 def mean_deviation(column: Column, row: Row) -> str:
-    """``27.03 ± 0.41``: mean and standard deviation over the seeds, and how many if not all."""
+    """Return ``27.03 ± 0.41``: mean, deviation over the seeds, and how many seeds if not all."""
     cell = column.cell(row)
     if cell is None:
         return "–"
@@ -219,30 +179,41 @@ def mean_deviation(column: Column, row: Row) -> str:
     return spread(cell.errors) + (f" ({len(cell.seeds)} of {column.seeds})" if lacking else "")
 
 
-def cells_table(column: Column, rows: Iterable[Row], *, title: str, note: str = "") -> Table:
-    """A column's cells beside the published ones; rows that have neither are left out."""
+def published(row: Row, column: Column) -> str:
+    """Return a row's published error in percent, or nothing."""
+    return f"{row.paper[column.key]:.2f}" if column.key in row.paper else ""
+
+
+def columns_table(column: Column, rows: Iterable[Row], title: str, hours: bool = False) -> Table:
+    """Return a column's cells beside the published ones, and which runs it lacks."""
     found = []
     for row in rows:
-        cell, paper = column.cell(row), row.paper.get(column.key)
-        if cell is not None or paper is not None:
-            both = cell is not None and paper is not None
-            found.append(
-                (
-                    row.name,
-                    "" if paper is None else f"{paper:.2f}",
-                    mean_deviation(column, row),
-                    signed(cell.mean - paper / 100, digits=2) if both else "",
-                    "" if cell is None or cell.taus is None else f"{cell.taus.mean():.2f}",
-                )
-            )
-    return Table(title, ("method", "published", "ours", "difference", "τ"), found, note=note)
+        cell, paper = column.cell(row), published(row, column)
+        if cell is None and not paper:
+            continue
+        both = cell is not None and paper
+        gap = signed(cell.mean - row.paper[column.key] / 100, digits=2) if both else ""
+        tau = "" if cell is None or cell.taus is None else f"{cell.taus.mean():.2f}"
+        found.append((row.name, paper, mean_deviation(column, row), gap, tau))
+    time = f"{column.minutes / 60:.1f} hours" if hours else f"{column.minutes:.1f} minutes"
+    said, lacking = f"{len(column.records)} runs in {time}.", column.missing()
+    said += f" Missing: {'; '.join(lacking)}." if lacking else ""
+    return Table(title, ("method", "published", "ours", "difference", "τ"), found, note=said)
 
 
 def facts(records: Sequence[Record]) -> dict[str, Any]:
-    """Number, training minutes and devices of runs, which every page states."""
+    """Return number, training minutes and devices of runs, which every page states."""
     names = sorted({str(one.document["device"]) for one in records})
     minutes = sum(one.seconds for one in records) / 60
     return {"runs": len(records), "minutes": minutes, "devices": listing(names or ["any device"])}
+
+
+def refuse_nothing(records: Any, options: argparse.Namespace, more: str = "") -> None:
+    """Refuse to make a page of no records."""
+    if not records:
+        raise InputError(
+            f"there is no record of any of these runs in {options.records}{more or '.'}"
+        )
 
 
 # ---------------------------------------------------------------------------- the terminal
@@ -272,14 +243,13 @@ def note(text: str) -> None:
     sys.stderr.write(textwrap.fill(text, _PROSE, break_long_words=False) + "\n")
 
 
-def trained(options: argparse.Namespace, rows: Iterable[Runs]) -> Shelf | None:
-    """`train_missing` with its progress; None, and said, if time ran out."""
+def trained(options: argparse.Namespace, rows: Iterable[Runs], **more: Any) -> tuple[Shelf, bool]:
+    """`train_missing` with its progress; it is said if time ran out."""
     with progress("training") as report:
-        shelf, finished = train_missing(options, rows, progress=report)
+        shelf, finished = train_missing(options, rows, progress=report, **more)
     if not finished:
         note("Time is up. Nothing is lost; the same command goes on.")
-        return None
-    return shelf
+    return shelf, finished
 
 
 @contextmanager
@@ -291,11 +261,9 @@ def progress(title: str, *, every: float = 30.0) -> Iterator[Callable[[float, in
 
         with Progress(console=Console(stderr=True), transient=True) as bars:
             task = bars.add_task(title, total=None)
-
-            def draw(done: float, total: int, text: str) -> None:
-                bars.update(task, completed=done, total=total or None, description=text or title)
-
-            yield draw
+            yield lambda done, total, text: bars.update(
+                task, completed=done, total=total or None, description=text or title
+            )
         return
     latest = time.monotonic()
 

@@ -1,28 +1,13 @@
 """Runs as data, and the small records that tables and figures are made of.
 
-A study lists its runs as rows of data and asks for their records::
-
-    HELD_OUT = Runs("softmax, 20% held out", cifar("cifar10-lt"), held_out=0.2)
-    RUNS = [
-        Runs("softmax", cifar("cifar10-lt"), tau_from=HELD_OUT),
-        Runs("logit-adjusted", cifar("cifar10-lt"), method="logit-adjusted"),
-    ]
-
-    def add_arguments(parser):
-        add_training_arguments(parser, records="results/exp")
-
-    def main(options):
-        shelf, finished = train_missing(options, RUNS)
-        for one in shelf.of(RUNS[0]):       # a Record of each seed that is there
-            one.spec.seed, one.per_class()
-
-`train_missing` trains what has no record yet (nothing with ``--no-train``), in cohorts that fit a
-GPU, stops after ``--minutes`` and goes on when called again.
+A study lists its `Runs`. `train_missing` trains what has no record yet (nothing with
+``--no-train``), in cohorts that fit a GPU, stops after ``--minutes`` and goes on when called again.
+`Row` and `Column` turn records into a table's cells.
 
 A record is ``results/STUDY/DATASET/METHOD-sSEED-HASH.json``: the run's spec, and whole numbers of
 wrong examples of each class. Softmax runs have the post-hoc methods too, at τ = 1, at the τ of a
 held-out part (`Runs.tau_from`) and at the best τ of the test set. Logits and weights stay in the
-run's folder. `Row` and `Column` turn records into a table's cells.
+run's folder.
 """
 
 from __future__ import annotations
@@ -30,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import re
 import sys
 import time
@@ -45,7 +29,7 @@ import numpy as np
 from longtail import ClassPrior, InputError, adjust_logits, evaluate, tune_tau
 from longtail.data import DATASETS
 from longtail.report.compare import Interval, mean_interval
-from longtail.runs import DataSpec, Run, RunSpec, Settings, ensemble
+from longtail.runs import DataSpec, Run, RunSpec, Settings, ensemble, files
 from longtail.runs.ensemble import ensemble_spec
 from longtail.tuning import tune_normalization
 
@@ -57,20 +41,12 @@ TEST, HELD_OUT, DEV = "test", "held-out", "dev"
 TAUS = np.linspace(0.0, 4.0, 81)
 DEV_TAUS = np.linspace(0.0, 2.0, 201)  # for what is left to adjust after a loss has done it
 
-ADJUSTED, SCALED, DROPPED = (
-    "posthoc-logit-adjusted",
-    "posthoc-weight-normalized/scale",
-    "posthoc-weight-normalized/drop",
-)
-# What `tune_normalization` is asked for each post-hoc method, the head's norms and bias apart.
-VARIANTS: dict[str, dict[str, Any]] = {
-    ADJUSTED: {},
-    SCALED: {"bias_mode": "scale"},
-    DROPPED: {"bias_mode": "drop"},
-}
-# ν = π in place of the head's norms: in the records, not in the tables of the three above.
-BY_PRIOR = "posthoc-weight-normalized/prior"
+ADJUSTED = "posthoc-logit-adjusted"
+SCALED = "posthoc-weight-normalized/scale"
+DROPPED = "posthoc-weight-normalized/drop"
+BY_PRIOR = "posthoc-weight-normalized/prior"  # ν = π in place of the head's norms
 CRITERIA = ("log_loss", "squared_error", "ece")  # by which a held-out part chooses τ besides
+Source = Literal["fixed", "held-out", "oracle", "log_loss", "squared_error", "ece"]
 # The rule by which every τ of a study is chosen: the midpoint of the minimising cell nearest 1.
 TUNING: dict[str, Any] = {"n_bootstrap": 0, "select": "minimum"}
 
@@ -102,13 +78,8 @@ class Runs:
         object.__setattr__(self, "overrides", Settings(self.overrides))
         object.__setattr__(self, "seeds", (0,) if self.mean else tuple(self.seeds))
 
-    @property
-    def needs(self) -> tuple[Runs, ...]:
-        """The runs that must be there before these are judged."""
-        return self.teachers if self.tau_from is None else (*self.teachers, self.tau_from)
-
     def changed(self, values: Mapping[str, Any], seeds: int | None = None) -> Runs:
-        """The same runs in small: other recipe values, and at most so many seeds.
+        """Return the same runs in small: other recipe values, and at most so many seeds.
 
         A row's own overrides stay, but for its model and epochs.
         """
@@ -123,7 +94,7 @@ class Runs:
 
 
 def cifar(name: str, ratio: float | None = None, *, profile: str = "exp") -> DataSpec:
-    """A long-tailed CIFAR (or the digits): the literature's subset.
+    """Return a long-tailed CIFAR (or the digits): the literature's subset.
 
     Examples:
         >>> cifar("cifar10-lt").imbalance_ratio
@@ -132,9 +103,18 @@ def cifar(name: str, ratio: float | None = None, *, profile: str = "exp") -> Dat
     return DataSpec(name, profile=profile, imbalance_ratio=ratio or DATASETS[name])
 
 
+def in_order(rows: Iterable[Runs]) -> list[Runs]:
+    """Return rows, each once and after those that it needs."""
+    found: dict[Runs, None] = {}
+    for row in rows:
+        needs = (*row.teachers, row.tau_from) if row.tau_from else row.teachers
+        found |= dict.fromkeys([*in_order(needs), row])
+    return list(found)
+
+
 @cache
 def _spec(runs: Runs, seed: int) -> RunSpec:
-    """A run's spec, but for its precision and teachers."""
+    """Return a run's spec, but for its precision and teachers."""
     from longtail.train.recipe import make_spec
 
     return make_spec(
@@ -147,14 +127,13 @@ def _spec(runs: Runs, seed: int) -> RunSpec:
 
 
 @cache
-def _without_precision(spec: RunSpec) -> RunSpec:
+def _key(spec: RunSpec) -> Path:
+    """Return the folder of a spec's run, were it not for its precision."""
     settings = {key: value for key, value in spec.settings.items() if key != "precision"}
-    return replace(spec, settings=Settings(settings))
+    return replace(spec, settings=Settings(settings)).folder
 
 
 # ---------------------------------------------------------------------------- records
-
-Source = Literal["fixed", "held-out", "oracle", "log_loss", "squared_error", "ece"]
 
 
 class Point(NamedTuple):
@@ -197,47 +176,26 @@ class Record:
 
     def per_class(self, split: str = TEST) -> np.ndarray:
         """Error of each class without adjustment, shape (num_classes,); NaN without examples."""
-        if split not in self.document["splits"]:
-            raise InputError(f"the record of {self.name} has no errors on the split {split!r}.")
         wrong, examples = np.asarray(self.document["splits"][split]["wrong"]), self.examples(split)
         return np.where(examples > 0, wrong / np.maximum(examples, 1), np.nan)
-
-    @property
-    def dev_error(self) -> float:
-        """Balanced error on the development set, which may lack classes.
-
-        The nearest classes in size, on a log scale, stand in for those.
-        """
-        sizes, there = np.log(self.document["counts"]), self.examples(DEV) > 0
-        away = np.abs(sizes[:, None] - np.where(there, sizes, np.inf))
-        near = away <= away.min(axis=1, keepdims=True) + 1e-9
-        shares = np.where(
-            there[:, None], np.eye(len(sizes)), near / near.sum(axis=1, keepdims=True)
-        )
-        return float(np.nansum(shares.mean(axis=0) * self.per_class(DEV)))
 
     def point(self, variant: str, source: Source) -> Point | None:
         """A post-hoc method on the test set, or None without that τ."""
         found = self.document["posthoc"].get(variant, {}).get(TEST, {}).get("points", {})
-        if source not in found:
-            return None
-        return Point(found[source]["tau"], np.asarray(found[source]["wrong"]) / self.examples())
-
-    @property
-    def again(self) -> Point | None:
-        """The test set at the τ that the development set chose, or None without one."""
-        found = self.document.get("again")
-        return found and Point(found["tau"], np.asarray(found["wrong"]) / self.examples())
+        return self._point(found.get(source))
 
     def curve(self, variant: str) -> np.ndarray | None:
         """Balanced test error at each of `TAUS`, or None for a run that is not adjusted."""
         found = self.document["posthoc"].get(variant, {}).get(TEST)
-        return None if found is None else np.asarray(found["curve"])
+        return found and np.asarray(found["curve"])
 
-    def chosen_tau(self, variant: str) -> float | None:
-        """The τ that this run's held-out part chose, or None without one."""
-        found = self.document["posthoc"].get(variant, {}).get(HELD_OUT)
-        return None if found is None else float(found["tau"])
+    @property
+    def again(self) -> Point | None:
+        """The test set at the τ that the development set chose, or None without one."""
+        return self._point(self.document.get("again"))
+
+    def _point(self, found: Mapping[str, Any] | None) -> Point | None:
+        return found and Point(found["tau"], np.asarray(found["wrong"]) / self.examples())
 
 
 def record_of(run: Run, *, partner: Record | None = None) -> Record:
@@ -267,18 +225,16 @@ def record_of(run: Run, *, partner: Record | None = None) -> Record:
     return Record(run.spec, json.loads(json.dumps(document)))  # as it reads from the file
 
 
+def _judged(run: Run, split: str) -> dict[str, Any]:
+    logits, target, _ = run.logits(split)
+    examples = np.bincount(target, minlength=run.prior.num_classes).tolist()
+    data = run.record["splits"][split]["data"]
+    return {"data": data, "examples": examples, "wrong": _wrong(logits, target, len(examples))}
+
+
 def _wrong(logits: Any, target: np.ndarray, num_classes: int) -> list[int]:
     missed = target[np.asarray(logits).argmax(axis=1) != target]
     return np.bincount(missed, minlength=num_classes).tolist()
-
-
-def _judged(run: Run, split: str) -> dict[str, Any]:
-    (logits, target, _), classes = run.logits(split), run.prior.num_classes
-    return {
-        "data": run.record["splits"][split]["data"],
-        "examples": np.bincount(target, minlength=classes).tolist(),
-        "wrong": _wrong(logits, target, classes),
-    }
 
 
 def _rounded(values: Any) -> list[float]:
@@ -286,7 +242,7 @@ def _rounded(values: Any) -> list[float]:
 
 
 def _calibration(run: Run) -> dict[str, float]:
-    """Calibration error on the test set, of all classes and of each group."""
+    """Return the calibration error on the test set, of all classes and of each group."""
     logits, target, _ = run.logits(TEST)
     groups = {"all": np.arange(run.prior.num_classes), **run.prior.groups()}
     rows = {name: np.isin(target, classes) for name, classes in groups.items()}
@@ -298,7 +254,7 @@ def _calibration(run: Run) -> dict[str, float]:
 
 
 def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:
-    """Post-hoc methods of softmax runs; of the logit-adjusted loss, adjusting it again."""
+    """Adjust softmax runs in every way after training, and the logit-adjusted loss again."""
     found: dict[str, Any] = {}
     for variant, asked in _variants(run).items():
         found[variant] = {}
@@ -321,11 +277,9 @@ def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:
                     chosen = partner.document["posthoc"][variant][HELD_OUT]
                     taus |= {"held-out": chosen["tau"], **chosen.get("criteria", {})}
                 examples = np.bincount(target, minlength=run.prior.num_classes)
+                wrong = {s: best.curve.per_class(tau) * examples for s, tau in taus.items()}
                 entry["points"] = {
-                    source: {
-                        "tau": tau,
-                        "wrong": np.rint(best.curve.per_class(tau) * examples).astype(int).tolist(),
-                    }
+                    source: {"tau": tau, "wrong": np.rint(wrong[source]).astype(int).tolist()}
                     for source, tau in taus.items()
                 }
             found[variant][split] = entry
@@ -333,7 +287,7 @@ def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:
 
 
 def _variants(run: Run) -> dict[str, dict[str, Any]]:
-    """Options of `tune_normalization` for each variant of a run; none for `tune_tau`."""
+    """Return what `tune_normalization` is asked for each variant of a run; {} for `tune_tau`."""
     method, head = run.spec.method.name, run.head
     if method == "logit-adjusted":
         return {ADJUSTED: {}}
@@ -341,14 +295,14 @@ def _variants(run: Run) -> dict[str, dict[str, Any]]:
         return {}
     found: dict[str, dict[str, Any]] = {ADJUSTED: {}, BY_PRIOR: {"norms": run.prior}}
     if head is not None:
-        found[SCALED] = {**VARIANTS[SCALED], "norms": head.norms}
+        found[SCALED] = {"bias_mode": "scale", "norms": head.norms}
         if head.bias is not None:
-            found[DROPPED] = {**VARIANTS[DROPPED], "norms": head.norms, "bias": head.bias}
+            found[DROPPED] = {"bias_mode": "drop", "norms": head.norms, "bias": head.bias}
     return found
 
 
 def _again(run: Run) -> dict[str, Any]:
-    """The test set at the τ, on top of the loss, with the least error on the development set."""
+    """Judge the test set at the τ, on top of the loss, that errs least on the development set."""
     logits, target, _ = run.logits(DEV)
     bounds = (float(DEV_TAUS[0]), float(DEV_TAUS[-1]))
     found = tune_tau(
@@ -367,17 +321,15 @@ def _again(run: Run) -> dict[str, Any]:
 
 
 def to_text(document: Mapping[str, Any]) -> str:
-    """JSON with one line for each list of numbers."""
+    """Return JSON with one line for each list of numbers."""
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
     return re.sub(r"\[([^\[\]{}]*)\]", lambda m: f"[{' '.join(m[1].split())}]", text) + "\n"
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file under a temporary name and rename it."""
+    """Write a file whole or not at all, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.new")
-    staged.write_text(text, encoding="utf-8")
-    os.replace(staged, path)
+    files.write_bytes(path, text.encode())
     return path
 
 
@@ -387,17 +339,11 @@ def write(found: Record, folder: Path) -> Path:
 
 
 def read(path: Path) -> Record:
-    """The record in a file; anything else is refused by name."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        version, spec = document["format"], RunSpec.from_json(document["spec"])
-    except (ValueError, KeyError, TypeError, InputError) as error:
-        raise InputError(f"{path} is not the record of a run: {error!r}") from error
-    if version != FORMAT:
-        raise InputError(f"{path} has format {version}; this longtail reads format {FORMAT}.")
-    if document["run"] != spec.folder.as_posix() or path.stem != spec.folder.name:
-        raise InputError(f"{path} was renamed or edited: its spec is that of {spec.folder}.")
-    return Record(spec, document)
+    """Return the record in a file."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if document.get("format") != FORMAT:
+        raise InputError(f"{path} is not the record of a run in format {FORMAT}.")
+    return Record(RunSpec.from_json(document["spec"]), document)
 
 
 class Shelf:
@@ -410,20 +356,10 @@ class Shelf:
 
     def __init__(self, folder: Path | str | None = None, precision: str = "float32") -> None:
         self.precision = precision
-        self._records: dict[Path, Record] = {}
+        self._records: dict[Path, Record] = {}  # by `_key`: in whatever precision
         self._data: dict[tuple[DataSpec, str], tuple[str, str]] = {}
         for path in sorted(Path(folder).glob("*/*.json")) if folder else []:
-            one = read(path)
-            other = self._records.get(_without_precision(one.spec).folder)
-            if other is not None:
-                raise InputError(
-                    f"{other.name} and {one.name} are the same run in two precisions; keep one of "
-                    f"their records in {folder}."
-                )
-            self.put(one)
-
-    def __len__(self) -> int:
-        return len(self._records)
+            self.put(read(path))
 
     @property
     def records(self) -> list[Record]:
@@ -432,36 +368,28 @@ class Shelf:
 
     def put(self, one: Record) -> None:
         """Add a record, in the place of what was there of the same run."""
-        subset = replace(one.spec.dataset, held_out=0.0)
-        parts = {"train": one.document["data"]}
-        parts |= {split: one.document["splits"].get(split, {}).get("data") for split in (TEST, DEV)}
-        for part, data in parts.items():
+        subset, splits = replace(one.spec.dataset, held_out=0.0), one.document["splits"]
+        parts = {part: splits[part]["data"] for part in (TEST, DEV) if part in splits}
+        for part, data in {"train": one.document["data"], **parts}.items():
             seen, other = self._data.setdefault((subset, part), (data, one.name))
-            if data is not None and seen is not None and seen != data:
+            if seen != data:
                 raise InputError(
                     f"{other} and {one.name} are of different data ({part} fingerprints "
                     f"{seen[:8]} and {data[:8]}), so they can't stand in one table; keep their "
                     f"records in different folders."
                 )
-            if seen is None:
-                self._data[subset, part] = (data, one.name)
-        self._records[_without_precision(one.spec).folder] = one
+        self._records[_key(one.spec)] = one
 
     def spec(self, runs: Runs, seed: int) -> RunSpec:
-        """A run's spec: as on record, or as it would be trained here."""
+        """Return a run's spec: as on record, or as it would be trained here."""
         from longtail.train.teachers import with_teachers
 
-        names = [
-            self.spec(one, number).folder.as_posix()
-            for one in runs.teachers
-            for number in one.seeds
-        ]
+        names = [self.spec(one, n).folder.as_posix() for one in runs.teachers for n in one.seeds]
         if runs.mean:
             spec = ensemble_spec(runs.data, names)
         else:
-            spec = _spec(runs, seed)
-            spec = with_teachers(spec, names) if names else spec
-        there = self._records.get(_without_precision(spec).folder)
+            spec = with_teachers(_spec(runs, seed), names) if names else _spec(runs, seed)
+        there = self._records.get(_key(spec))
         if there is not None:
             return there.spec
         if runs.mean or self.precision == "float32":  # float32 goes without saying
@@ -469,15 +397,13 @@ class Shelf:
         return replace(spec, settings=Settings({**spec.settings, "precision": self.precision}))
 
     def get(self, runs: Runs, seed: int = 0) -> Record | None:
-        """The record of one run that was judged, in whatever precision, or None."""
-        found = self._records.get(_without_precision(self.spec(runs, seed)).folder)
-        if found is None:
-            return None
+        """Return the record of one run that was judged, in whatever precision, or None."""
+        found = self._records.get(_key(self.spec(runs, seed)))
         wanted = {HELD_OUT} if runs.held_out else {TEST, DEV} if runs.dev else {TEST}
-        return found if wanted <= found.document["splits"].keys() else None
+        return found if found and wanted <= found.document["splits"].keys() else None
 
     def of(self, runs: Runs) -> list[Record]:
-        """The records of some runs, in order of seed."""
+        """Return the records of some runs, in order of seed."""
         found = (self.get(runs, seed) for seed in runs.seeds)
         return [one for one in found if one is not None]
 
@@ -489,7 +415,7 @@ class Shelf:
         return runs.tau_from is None or found.point(ADJUSTED, "held-out") is not None
 
     def missing(self, runs: Iterable[Runs]) -> list[str]:
-        """The runs that should be there and aren't: ``adaptive, seeds 3, 4``."""
+        """Return the runs that should be there and aren't: ``adaptive, seeds 3, 4``."""
         found = []
         for one in runs:
             seeds = [str(seed) for seed in one.seeds if not self.is_whole(one, seed)]
@@ -508,27 +434,20 @@ class Trainer:
         options: of `add_training_arguments`.
         shelf: the records that are there.
         load: gives the data of a DataSpec.
-        progress: called as ``progress(epochs done, epochs in all, what)``.
         shared: what `train_cohort` and `evaluate` are told besides, such as `world`.
+        progress: called as ``progress(epochs done, epochs in all, what)``.
     """
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        shelf: Shelf,
-        load: Callable[[DataSpec], Any],
-        progress: Callable[[float, int, str], None] | None,
-        shared: Mapping[str, Any],
-    ) -> None:
-        self.options, self.shelf, self.progress, self.shared = options, shelf, progress, shared
+    def __init__(self, options: argparse.Namespace, shelf: Shelf, load, shared, progress) -> None:
+        self.options, self.shelf, self.shared, self.progress = options, shelf, shared, progress
         self.load, self.device = lru_cache(1)(load), device_of(options)
 
     def train(self, rows: Iterable[Runs]) -> bool:
-        """Train what is missing; False if time ran out."""
+        """Train what is missing; return False if time ran out."""
         from longtail.train.engine import StoppedError
 
+        waiting = in_order(rows)
         try:
-            waiting = in_order(rows)
             while waiting:  # a round is all rows whose teachers are there, of one data set
                 ready = [one for one in waiting if not set(one.teachers) & set(waiting)]
                 ready = [one for one in ready if one.data == ready[0].data]
@@ -539,27 +458,9 @@ class Trainer:
         return True
 
     def _round(self, rows: Sequence[Runs]) -> None:
-        lacking = self._once(
-            (one, seed) for one in rows for seed in one.seeds if not self.shelf.is_whole(one, seed)
-        )
-        self._bring_back([teacher for one, _ in lacking for teacher in one.teachers])
-        self._train([pair for pair in lacking if not pair[0].mean])
-        for one, _ in lacking:
-            if one.mean:
-                self._average(one)
-
-    def _once(self, pairs: Iterable[tuple[Runs, int]]) -> list[tuple[Runs, int]]:
-        """Each run once: it may belong to several rows, such as a teacher's."""
-        return list({self.shelf.spec(*pair).folder: pair for pair in pairs}.values())
-
-    def _bring_back(self, teachers: Sequence[Runs]) -> None:
-        """Train teachers again whose weights are gone; their records stay."""
-        gone = self._once(
-            (one, seed)
-            for one in in_order(teachers)
-            for seed in one.seeds
-            if not (one.mean or self._is_finished(self.shelf.spec(one, seed)))
-        )
+        lacking = self._once(rows, lambda pair: not self.shelf.is_whole(*pair))
+        taught = in_order(teacher for one, _ in lacking for teacher in one.teachers)
+        gone = self._once(taught, lambda p: not (p[0].mean or self._is_finished(*p)))
         if gone:
             root = self.options.runs
             logger.warning(
@@ -568,14 +469,24 @@ class Trainer:
                 "--root %s",
                 *(len(gone), root, root),
             )
-        for depth in (False, True):  # those that are students themselves last
-            self._train([pair for pair in gone if bool(pair[0].teachers) == depth])
+        # Teachers that are students themselves come after theirs.
+        self._train([pair for pair in gone if not pair[0].teachers])
+        self._train([pair for pair in gone if pair[0].teachers])
+        self._train([pair for pair in lacking if not pair[0].mean])
+        for one, _ in lacking:
+            if one.mean:
+                self._average(one)
 
-    def _is_finished(self, spec: RunSpec) -> bool:
-        folder = self.options.runs / spec.folder
-        if not (folder / "run.json").exists():
-            return False
-        return Run.open(folder, verify=False, unfinished=True).finished
+    def _once(self, rows: Iterable[Runs], wanted: Callable) -> list[tuple[Runs, int]]:
+        """Return each wanted run once: it may belong to several rows, such as a teacher's."""
+        pairs = [(one, seed) for one in rows for seed in one.seeds]
+        found = {self.shelf.spec(*pair).folder: pair for pair in pairs if wanted(pair)}
+        return list(found.values())
+
+    def _is_finished(self, one: Runs, seed: int) -> bool:
+        folder = self.options.runs / self.shelf.spec(one, seed).folder
+        there = (folder / "run.json").exists()
+        return there and Run.open(folder, verify=False, unfinished=True).finished
 
     def _train(self, pairs: Sequence[tuple[Runs, int]]) -> None:
         """Train runs in parts that fit a GPU, each of networks that are alike."""
@@ -593,11 +504,10 @@ class Trainer:
 
         if self._is_over(before=_CAPTURE_SECONDS if self.device.type == "cuda" else 0.0):
             raise StoppedError
-        data, specs = self.load(pairs[0][0].data), [self.shelf.spec(*pair) for pair in pairs]
         try:
             train_cohort(
-                specs,
-                data.train,
+                [self.shelf.spec(*pair) for pair in pairs],
+                self.load(pairs[0][0].data).train,
                 root=self.options.runs,
                 device=self.device,
                 command=" ".join(["python -m studies", *sys.argv[1:]]),
@@ -608,11 +518,9 @@ class Trainer:
             )
         finally:  # a run that fails, or a stop, must not cost those that are finished
             # Those with a held-out part first: they choose τ for the others.
-            for (one, seed), spec in sorted(
-                zip(pairs, specs, strict=True), key=lambda entry: not entry[1].dataset.held_out
-            ):
-                if self._is_finished(spec) and not self.shelf.is_whole(one, seed):
-                    self._keep(one, seed, self._evaluated(one, spec))
+            for one, seed in sorted(pairs, key=lambda pair: not pair[0].held_out):
+                if self._is_finished(one, seed) and not self.shelf.is_whole(one, seed):
+                    self._keep(one, seed, self._evaluated(one, self.shelf.spec(one, seed)))
 
     def _evaluated(self, one: Runs, spec: RunSpec) -> Run:
         from longtail.train.engine import evaluate
@@ -646,28 +554,10 @@ class Trainer:
         return over if world is None else bool(world.tell(over))
 
 
-def in_order(rows: Iterable[Runs]) -> list[Runs]:
-    """Rows, each once and after those that it needs."""
-    found: dict[Runs, None] = {}
-    for row in rows:
-        found |= dict.fromkeys([*in_order(row.needs), row])
-    return list(found)
-
-
-def add_page_arguments(parser: argparse.ArgumentParser) -> None:
-    """The option of every study that says where its page goes."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="Write the page below this folder instead of this checkout.",
-    )
-
-
 def add_training_arguments(
     parser: argparse.ArgumentParser, *, records: str, datasets: Sequence[str] = ()
 ) -> None:
-    """The options of every study that trains.
+    """Add the options of every study that trains.
 
     Args:
         parser: of the study.
@@ -694,7 +584,6 @@ def add_training_arguments(
     group.add_argument("--data-dir", type=Path, help="Of the data; LONGTAIL_DATA if absent.")
     group.add_argument("--runs", type=Path, default=Path("runs"), help="Folder of run folders.")
     group.add_argument("--records", type=Path, default=ROOT / records, help="Folder of records.")
-    add_page_arguments(parser)
 
 
 def _positive(text: str) -> float:
@@ -705,7 +594,7 @@ def _positive(text: str) -> float:
 
 
 def resized(options: argparse.Namespace, rows: Iterable[Runs]) -> list[Runs]:
-    """Rows as ``--set`` and ``--seeds`` change them."""
+    """Return rows as ``--set`` and ``--seeds`` change them."""
     from longtail.train.recipe import parse_overrides
 
     changes = parse_overrides(options.set)
@@ -715,18 +604,16 @@ def resized(options: argparse.Namespace, rows: Iterable[Runs]) -> list[Runs]:
 
 
 def device_of(options: argparse.Namespace) -> Any:
-    """The device that ``--device`` names."""
+    """Return the device that ``--device`` names."""
     import torch
 
-    if options.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(options.device)
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(auto if options.device == "auto" else options.device)
 
 
 def precision_of(options: argparse.Namespace) -> str:
-    """Precision that ``--precision`` names: bfloat16 on a GPU if absent."""
-    default = "bfloat16" if device_of(options).type == "cuda" else "float32"
-    return str(options.precision or default)
+    """Return the precision that ``--precision`` names: bfloat16 on a GPU if absent."""
+    return options.precision or ("bfloat16" if device_of(options).type == "cuda" else "float32")
 
 
 def train_missing(
@@ -760,20 +647,15 @@ def train_missing(
         options.deadline = time.monotonic() + 60.0 * options.minutes
     load = load or (lambda spec: _load(spec, options.data_dir))
     shelf = Shelf(options.records, precision_of(options))
-    trainer = Trainer(options, shelf, load, progress, shared or {})
+    trainer = Trainer(options, shelf, load, shared or {}, progress)
     return shelf, trainer.train(one for one in rows if one.name in (options.only or names))
 
 
 def _load(spec: DataSpec, data_dir: Path | None) -> Any:
     from longtail.data import load
 
-    return load(
-        spec.name,
-        data_dir=data_dir,
-        profile=spec.profile,
-        imbalance_ratio=spec.imbalance_ratio,
-        seed=spec.seed,
-    )
+    subset = {"profile": spec.profile, "imbalance_ratio": spec.imbalance_ratio, "seed": spec.seed}
+    return load(spec.name, data_dir=data_dir, **subset)
 
 
 # ---------------------------------------------------------------------------- tables' cells
@@ -785,12 +667,9 @@ class Row:
 
     name: str  # as people read it
     runs: str  # name of the runs
-    variant: str | None = None  # a key of `VARIANTS`, or None for the runs as they are
+    variant: str | None = None  # such as `ADJUSTED`, or None for the runs as they are
     source: Source = "fixed"  # where τ comes from
-    paper: Mapping[str, float] = field(default_factory=Settings)  # percent, by `Column.key`
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "paper", Settings(self.paper))
+    paper: Mapping[str, float] = field(default_factory=dict, hash=False)  # percent, by `Column.key`
 
 
 @dataclass(frozen=True, eq=False)
@@ -804,7 +683,7 @@ class Cell:
     @property
     def errors(self) -> np.ndarray:
         """Balanced error of each seed, shape (seeds,)."""
-        return np.asarray(self.per_class.mean(axis=1))
+        return _balanced(self.per_class)
 
     @property
     def mean(self) -> float:
@@ -821,10 +700,8 @@ def _balanced(per_class: np.ndarray) -> np.ndarray:
     return per_class.mean(axis=1)
 
 
-def paired(
-    one: Cell | None, other: Cell | None, measure: Callable[[np.ndarray], np.ndarray] = _balanced
-) -> Interval | None:
-    """The mean difference of a measure over the seeds that two cells share, with its interval."""
+def paired(one: Cell | None, other: Cell | None, measure: Callable = _balanced) -> Interval | None:
+    """Return the mean difference of a measure of per-class errors over the seeds of both cells."""
     if one is None or other is None:
         return None
     mine, theirs = (
@@ -846,12 +723,12 @@ class Column:
 
     @classmethod
     def of(cls, key: str, title: str, runs: Iterable[Runs], shelf: Shelf) -> Column:
-        """A column of some runs, which share a recipe."""
+        """Return a column of some runs, which share a recipe."""
         named = {one.name: one for one in runs}
         return cls(key, title, next(iter(named.values())).recipe, named, shelf)
 
     def records_of(self, name: str) -> list[Record]:
-        """The records of the runs of a name, in order of seed."""
+        """Return the records of the runs of a name, in order of seed."""
         return self.shelf.of(self.runs[name]) if name in self.runs else []
 
     @property
@@ -870,26 +747,22 @@ class Column:
         return sum(one.seconds for one in self.records) / 60.0
 
     def missing(self) -> list[str]:
-        """The runs that should be there and aren't."""
+        """Return the runs that should be there and aren't."""
         return self.shelf.missing(self.runs.values())
 
     def cell(self, row: Row) -> Cell | None:
-        """A row's errors, or None where there is no run of it."""
-        seeds, errors, taus = [], [], []
-        for one in self.records_of(row.runs):
-            found: Point | None = Point(float("nan"), one.per_class())
-            if row.variant is not None:
-                found = one.point(row.variant, row.source)
-            if found is not None:
-                seeds.append(one.spec.seed)
-                taus.append(found.tau)
-                errors.append(found.per_class)
-        if not seeds:
+        """Return a row's errors, or None where there is no run of it."""
+        known = {one.spec.seed: one for one in self.records_of(row.runs)}
+        if row.variant is None:
+            points = {seed: Point(np.nan, one.per_class()) for seed, one in known.items()}
+        else:
+            points = {seed: one.point(row.variant, row.source) for seed, one in known.items()}
+        points = {seed: point for seed, point in points.items() if point is not None}
+        if not points:
             return None
-        return Cell(tuple(seeds), np.array(errors), np.array(taus) if row.variant else None)
+        taus, errors = map(np.array, zip(*points.values(), strict=True))
+        return Cell(tuple(points), errors, None if row.variant is None else taus)
 
-    def difference(
-        self, row: Row, other: Row, measure: Callable[[np.ndarray], np.ndarray] = _balanced
-    ) -> Interval | None:
-        """One row's measure of the classes' errors minus another's, paired by seed."""
+    def difference(self, row: Row, other: Row, measure: Callable = _balanced) -> Interval | None:
+        """Return one row's measure of the classes' errors minus another's, paired by seed."""
         return paired(self.cell(row), self.cell(other), measure)

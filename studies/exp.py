@@ -10,30 +10,27 @@ half an hour on one GPU; without any, --no-train shows what results/exp holds.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from longtail import InputError
 from longtail.report import figures
 from longtail.report.compare import Interval, mean_interval
+from longtail.report.tables import GROUP_BOUNDS, Table
 from longtail.runs import DataSpec
 from studies import _pages as pages
-from studies._pages import Table, mean_deviation
+from studies._pages import mean_deviation, published
 from studies._records import (
     ADJUSTED,
     DROPPED,
-    HELD_OUT,
     ROOT,
     SCALED,
     TAUS,
     TITLES,
     Cell,
     Column,
-    Record,
     Row,
     Runs,
     Shelf,
@@ -70,25 +67,21 @@ def runs_of(data: DataSpec, recipe: str) -> list[Runs]:
     ]
 
 
-def adam_of(data: DataSpec, recipe: str) -> list[Runs]:
-    """Return the runs of the weight-norm figure: softmax under Adam, and the trials of its rate."""
-    found = []
-    for name, changes in ADAM.items():
+def definition(dataset: str, recipe: str, profile: str = "exp") -> list[Runs]:
+    """Return all runs of a data set with a recipe.
+
+    Adam's, with the trials of its rate, are for the weight-norm figure of EXP and `tuned`.
+    """
+    data = cifar(dataset, profile=profile)
+    found = runs_of(data, recipe)
+    for name, changes in ADAM.items() if (profile, recipe) == ("exp", "tuned") else ():
         for rate in ADAM_RATES:
             values, trial = {"optimizer": "adam", "lr": rate, **changes}, f"{name}, lr {rate:g}"
             if rate == ADAM_RATE:
                 found.append(Runs(name, data, recipe=recipe, overrides=values))
-            found.append(
-                Runs(trial, data, recipe=recipe, overrides=values, seeds=(0,), held_out=0.2)
-            )
+            one = Runs(trial, data, recipe=recipe, overrides=values, seeds=(0,), held_out=0.2)
+            found.append(one)
     return found
-
-
-def definition(dataset: str, recipe: str, profile: str = "exp") -> list[Runs]:
-    """Return all runs of a data set with a recipe; Adam's only where the figure shows them."""
-    data = cifar(dataset, profile=profile)
-    adam = adam_of(data, recipe) if (profile, recipe) == ("exp", "tuned") else []
-    return runs_of(data, recipe) + adam
 
 
 # ---------------------------------------------------------------------------- the table
@@ -113,22 +106,20 @@ PAPER = {
 }
 
 
-def rows_of(paper: Mapping[str, tuple[float | None, float]]) -> list[Row]:
-    """Return the table's rows with their published values."""
+def row_of(variant: str, source: Source = "fixed", runs: str = "softmax", paper: Any = None) -> Row:
+    """Return a post-hoc row."""
+    return Row(f"{VARIANTS[variant]}, {SOURCES[source]}", runs, variant, source, paper or {})
 
-    def published(name: str) -> dict[str, float]:
-        pairs = zip(CIFARS, paper.get(name, ()), strict=False)
-        return {dataset: value for dataset, value in pairs if value is not None}
+
+def rows_with(paper: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    """Return the table's rows with their published values, by name as in `PAPER`."""
 
     def trained(name: str) -> Row:
-        return Row(figures.label(name), name, paper=published(name))
+        return Row(figures.label(name), name, paper=paper.get(name, {}))
 
     def posthoc(variant: str) -> list[Row]:
         word = "adjusted" if variant == ADJUSTED else "weight norm."
-        return [
-            Row(f"{VARIANTS[variant]}, {text}", "softmax", variant, s, published(f"{word}, {s}"))
-            for s, text in SOURCES.items()
-        ]
+        return [row_of(variant, s, paper=paper.get(f"{word}, {s}")) for s in SOURCES]
 
     return [
         trained("softmax"),
@@ -141,37 +132,31 @@ def rows_of(paper: Mapping[str, tuple[float | None, float]]) -> list[Row]:
     ]
 
 
+def rows_of(paper: Mapping[str, Sequence[float | None]]) -> list[Row]:
+    """Return the table's rows with what is published of both CIFARs."""
+    return rows_with(
+        {
+            name: {k: v for k, v in zip(CIFARS, values, strict=True) if v is not None}
+            for name, values in paper.items()
+        }
+    )
+
+
 ROWS = rows_of(PAPER)
-
-
-def row_of(variant: str, source: Source = "fixed", runs: str = "softmax") -> Row:
-    """Return a post-hoc row, without a published value."""
-    return Row(f"{VARIANTS[variant]}, {SOURCES[source]}", runs, variant, source)
-
-
 ERM, LOSS = Row("softmax (ERM)", "softmax"), Row("logit adjusted", "logit-adjusted")
 ADAPTIVE, EQUALIZED = Row("adaptive", "adaptive"), Row("equalized threshold", "equalized-threshold")
 TAU_ONE, TAU_BEST = row_of(ADJUSTED), row_of(ADJUSTED, "oracle")
 
 
-def columns_of(
-    shelf: Shelf,
-    options: argparse.Namespace,
-    *,
-    profile: str = "exp",
-) -> list[Column]:
+def columns_of(shelf: Shelf, options: argparse.Namespace, profile: str = "exp") -> list[Column]:
     """Return the columns that have records: data sets with the first recipe, then the next."""
-    found = []
-    for recipe in options.recipe or RECIPES:
-        for dataset in options.dataset or CIFARS:
-            rows = resized(options, definition(dataset, recipe, profile))
-            column = Column.of(dataset, TITLES[dataset], rows, shelf)
-            found += [column] if column.records else []
-    if not found:
-        raise InputError(
-            f"there is no record of any of these runs in {options.records}; to train them: "
-            f"python -m studies {profile}"
-        )
+    columns = [
+        Column.of(name, TITLES[name], resized(options, definition(name, recipe, profile)), shelf)
+        for recipe in options.recipe or RECIPES
+        for name in options.dataset or CIFARS
+    ]
+    found = [column for column in columns if column.records]
+    pages.refuse_nothing(found, options, f"; to train them: python -m studies {profile}")
     return found
 
 
@@ -179,16 +164,14 @@ def overview(columns: Sequence[Column], rows: Iterable[Row]) -> Table:
     """Return the published rows beside ours, all data sets and recipes."""
     keys = list(dict.fromkeys(column.key for column in columns))
     by_key = {key: [column for column in columns if column.key == key] for key in keys}
-    header, found = ["method"], []
-    for key in keys:
-        header += [f"{TITLES[key]}, published", *(f"`{column.recipe}`" for column in by_key[key])]
-    for row in rows:
-        cells = [row.name]
-        for key in keys:
-            paper = row.paper.get(key)
-            cells.append("" if paper is None else f"{paper:.2f}")
-            cells += [mean_deviation(column, row) for column in by_key[key]]
-        found.append(cells)
+    header = ["method"]
+    for key, some in by_key.items():
+        header += [f"{TITLES[key]}, published", *(f"`{column.recipe}`" for column in some)]
+    found = [[row.name] for row in rows]
+    for row, cells in zip(rows, found, strict=True):
+        for some in by_key.values():
+            cells.append(published(row, some[0]))
+            cells += [mean_deviation(column, row) for column in some]
     recipes = dict.fromkeys(column.recipe for column in columns)
     words = "; ".join(f"`{name}`: {RECIPES[name]}" for name in recipes)
     return Table(
@@ -204,134 +187,124 @@ def overview(columns: Sequence[Column], rows: Iterable[Row]) -> Table:
     )
 
 
+def titles(columns: Sequence[Column]) -> list[str]:
+    """Return the columns' headings."""
+    return [f"{column.title}, `{column.recipe}`" for column in columns]
+
+
 def taus_table(columns: Sequence[Column]) -> Table:
     """Return the mean τ of every post-hoc row that chooses one."""
     chosen = [row_of(variant, source) for variant in VARIANTS for source in ("held-out", "oracle")]
-    cells = [[column.cell(row) for column in columns] for row in chosen]
-    return Table(
-        "Mean τ over the seeds",
-        ("method", *(f"{column.title}, `{column.recipe}`" for column in columns)),
-        [
-            (row.name, *("–" if c is None else f"{c.taus.mean():.2f}" for c in found))
-            for row, found in zip(chosen, cells, strict=True)
-        ],
-    )
+    rows = []
+    for row in chosen:
+        cells = [column.cell(row) for column in columns]
+        rows.append((row.name, *("–" if c is None else f"{c.taus.mean():.2f}" for c in cells)))
+    return Table("Mean τ over the seeds", ("method", *titles(columns)), rows)
 
 
 # ---------------------------------------------------------------------------- the judgement
 
 ALLOWANCE = 0.005  # of balanced error: what was granted before training, and what is comparable
 MARKED = [row for row in ROWS if row.name in {ERM.name, TAU_ONE.name, TAU_BEST.name, LOSS.name}]
-
-Verdict = Literal["held", "not held", "undecided"]
-MARKS: dict[Verdict | None, str] = {"held": "✓", "not held": "✗", "undecided": "?", None: ""}
+MARKS = {"held": "✓", "not held": "✗", "undecided": "?"}
+BELOW = (-np.inf, 0.0)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper and what the runs of a column say of it.
+    """A claim of the paper, that a quantity lies within bounds, and what was measured of it.
 
-    Attributes:
-        text: the claim.
-        interval: what was measured, or None without runs.
-        verdict: held or not held if the interval excludes the opposite.
-        unit: points of balanced error, or r, a correlation.
+    Examples:
+        >>> Claim("above 0", Interval(2.0, 1.0, 3.0, 5)).verdict
+        'held'
+        >>> Claim("below 0", Interval(2.0, 1.0, 3.0, 5), BELOW).verdict
+        'not held'
+        >>> Claim("above 0", Interval(2.0, -1.0, 5.0, 5)).verdict
+        'undecided'
     """
 
     text: str
-    interval: Interval | None
-    verdict: Verdict | None
-    unit: Literal["points", "r"] = "points"
+    interval: Interval | None  # None without runs
+    bounds: tuple[float, float] = (0.0, np.inf)
+    correlation: bool = False  # else points of balanced error
+
+    @property
+    def verdict(self) -> str | None:
+        """Held or not held if the 95% interval excludes the opposite."""
+        if self.interval is None:
+            return None
+        (low, high), found = self.bounds, self.interval
+        if low <= found.low and found.high <= high:
+            return "held"
+        return "not held" if found.high < low or found.low > high else "undecided"
 
     @property
     def measured(self) -> str:
         """The interval as people read it."""
-        return (pages.correlation if self.unit == "r" else pages.points)(self.interval)
+        return (pages.correlation if self.correlation else pages.points)(self.interval)
+
+    @property
+    def cell(self) -> str:
+        """The mark and the interval; a dash where nothing was measured."""
+        return "–" if self.verdict is None else f"{MARKS[self.verdict]} {self.measured}"
 
 
-def judged(
-    text: str,
-    interval: Interval | None,
-    *,
-    bounds: tuple[float, float] = (0.0, np.inf),
-    unit: Literal["points", "r"] = "points",
-) -> Claim:
-    """Judge a claim that a quantity lies within bounds, by its 95% interval.
-
-    Examples:
-        >>> judged("above 0", Interval(2.0, 1.0, 3.0, 5)).verdict
-        'held'
-        >>> judged("below 0", Interval(2.0, 1.0, 3.0, 5), bounds=(-np.inf, 0.0)).verdict
-        'not held'
-        >>> judged("above 0", Interval(2.0, -1.0, 5.0, 5)).verdict
-        'undecided'
-    """
-    low, high = bounds
-    verdict: Verdict | None = None
-    if interval is not None:
-        inside = low <= interval.low and interval.high <= high
-        outside = interval.high < low or interval.low > high
-        verdict = "held" if inside else "not held" if outside else "undecided"
-    return Claim(text, interval, verdict, unit)
-
-
-BELOW = (-np.inf, 0.0)
-
-
-def claims(column: Column) -> list[Claim]:
+def claims(column: Column) -> dict[str, Claim]:
     """Judge the paper's claims on a column; those about Adam where there are such runs."""
+    found: dict[str, Claim] = {}
 
-    def errs_more(text: str, worse: Row, better: Row, classes: Any = None) -> Claim:
-        which = slice(None) if classes is None else classes
-        return judged(text, column.difference(worse, better, lambda e: e[:, which].mean(axis=1)))
+    def judge(text: str, interval: Interval | None, **more: Any) -> None:
+        found[text] = Claim(text, interval, **more)
 
-    found = [
-        errs_more("softmax errs more than post-hoc, τ = 1", ERM, TAU_ONE),
-        errs_more("softmax errs more than the loss", ERM, LOSS),
-        errs_more("adaptive errs more than the loss", ADAPTIVE, LOSS),
-        errs_more("equalized errs more than the loss", EQUALIZED, LOSS),
-        errs_more("post-hoc, τ = 1, errs more than the loss", TAU_ONE, LOSS),
-    ]
-    for variant, way in ((SCALED, "scaled"), (DROPPED, "dropped")):
+    def errs_more(text: str, worse: Row, better: Row, classes: Any = slice(None)) -> None:
+        judge(text, column.difference(worse, better, lambda e: e[:, classes].mean(axis=1)))
+
+    errs_more("softmax errs more than post-hoc, τ = 1", ERM, TAU_ONE)
+    errs_more("softmax errs more than the loss", ERM, LOSS)
+    errs_more("adaptive errs more than the loss", ADAPTIVE, LOSS)
+    errs_more("equalized errs more than the loss", EQUALIZED, LOSS)
+    errs_more("post-hoc, τ = 1, errs more than the loss", TAU_ONE, LOSS)
+    ways = {SCALED: "scaled", DROPPED: "dropped"}
+    for variant, way in ways.items():
         text = f"weight norm. (bias {way}) errs more than post-hoc"
         fixed, best = row_of(variant), row_of(variant, "oracle")
-        found += [
-            errs_more(f"{text}, both at τ = 1", fixed, TAU_ONE),
-            errs_more(f"{text}, both at τ*", best, TAU_BEST),
-            errs_more(f"{text}, at τ* against τ = 1", best, TAU_ONE),
-        ]
+        errs_more(f"{text}, both at τ = 1", fixed, TAU_ONE)
+        errs_more(f"{text}, both at τ*", best, TAU_BEST)
+        errs_more(f"{text}, at τ* against τ = 1", best, TAU_ONE)
     members = group_members(column)
-    for name in pages.GROUP_BOUNDS:
+    for name in GROUP_BOUNDS:
         text = f"the loss gains on classes with {name} examples"
         if name in members:
-            found.append(errs_more(text, ERM, LOSS, members[name]))
+            errs_more(text, ERM, LOSS, members[name])
         else:
-            found.append(Claim(text, None, None))
+            judge(text, None)
     if column.records_of("softmax"):
-        rare = rarest(frequencies(column))
-        found.append(errs_more("the loss gains on the rarest three tenths", ERM, LOSS, rare))
-    text = "under SGD, weight norms grow with frequency"
-    found.append(judged(text, norm_correlation(column, "softmax"), unit="r"))
+        errs_more("the loss gains on the rarest three tenths", ERM, LOSS, rarest(counts_of(column)))
+    norms = {"interval": norm_correlation(column, "softmax"), "correlation": True}
+    judge("under SGD, weight norms grow with frequency", **norms)
     for name in ADAM if set(ADAM) & column.runs.keys() else ():
-        text, plain = f"under {name}, weight norms do not grow with frequency", Row(name, name)
-        found.append(judged(text, norm_correlation(column, name), bounds=BELOW, unit="r"))
-        text, difference = f"under {name}, the error is that of SGD", column.difference(plain, ERM)
-        found.append(judged(text, difference, bounds=(-ALLOWANCE, ALLOWANCE)))
-        for variant, way in ((SCALED, "scaled"), (DROPPED, "dropped")):
-            text = f"under {name}, weight norm. (bias {way}), τ = 1, gains nothing"
+        plain, norms["interval"] = Row(name, name), norm_correlation(column, name)
+        judge(f"under {name}, weight norms do not grow with frequency", bounds=BELOW, **norms)
+        change, bounds = column.difference(plain, ERM), (-ALLOWANCE, ALLOWANCE)
+        judge(f"under {name}, the error is that of SGD", change, bounds=bounds)
+        for variant, way in ways.items():
             gain = column.difference(plain, row_of(variant, runs=name))
-            found.append(judged(text, gain, bounds=BELOW))
+            text = f"under {name}, weight norm. (bias {way}), τ = 1, gains nothing"
+            judge(text, gain, bounds=BELOW)
     return found
 
 
-def claims_table(columns: Sequence[Column], judge: Callable[[Column], list[Claim]]) -> Table:
+def claims_table(columns: Sequence[Column]) -> Table:
     """Return every claim with its verdict and interval in each column."""
-    by_column = [{claim.text: claim for claim in judge(column)} for column in columns]
+    by_column = [claims(column) for column in columns]
     texts = dict.fromkeys(text for found in by_column for text in found)
-    rows = [(text, *(verdict_cell(found.get(text)) for found in by_column)) for text in texts]
+    rows = [
+        (text, *(found[text].cell if text in found else "–" for found in by_column))
+        for text in texts
+    ]
     return Table(
         "",
-        ("claim", *(f"{column.title}, `{column.recipe}`" for column in columns)),
+        ("claim", *titles(columns)),
         rows,
         note=(
             "✓ held, ✗ not held, ? undecided: the 95% interval over the seeds lies within what the "
@@ -342,25 +315,17 @@ def claims_table(columns: Sequence[Column], judge: Callable[[Column], list[Claim
     )
 
 
-def verdict_cell(claim: Claim | None) -> str:
-    """Return the mark and the interval; a dash where nothing was measured."""
-    if claim is None or claim.verdict is None:
-        return "–"
-    return f"{MARKS[claim.verdict]} {claim.measured}"
-
-
 def marks_table(columns: Sequence[Column], marked: Sequence[Row] = MARKED) -> Table:
     """Return the cells that were to be at most half a point above the published value."""
     rows = []
     for column in (column for column in columns if column.recipe == "tuned"):
-        for row in marked:
-            cell, paper = column.cell(row), row.paper.get(column.key)
-            if cell is not None and paper is not None:
-                spare = paper / 100 + ALLOWANCE - cell.mean
+        for row in (row for row in marked if column.key in row.paper):
+            if (cell := column.cell(row)) is not None:
+                spare = row.paper[column.key] / 100 + ALLOWANCE - cell.mean
                 rows.append(
                     (
                         f"{column.title}, {row.name}",
-                        f"{paper + 100 * ALLOWANCE:.2f}",
+                        f"{row.paper[column.key] + 100 * ALLOWANCE:.2f}",
                         f"{100 * cell.mean:.2f}",
                         f"{100 * spare:+.3f}".replace("-", "−"),
                         "yes" if spare >= 0 else "no",
@@ -369,45 +334,40 @@ def marks_table(columns: Sequence[Column], marked: Sequence[Row] = MARKED) -> Ta
     return Table("Marks, recipe tuned", ("cell", "at most", "ours", "to spare", "met"), rows)
 
 
-def effects(columns: Sequence[Column], other: Shelf) -> dict[str, dict[str, Interval]]:
-    """Return what a change of the setting does to each row: by change, by the row's name."""
-    found: dict[str, dict[str, Interval]] = {}
+def effects_tables(columns: Sequence[Column], float32: Shelf) -> list[Table]:
+    """Return what a change of the setting does to each row: a table of each change."""
+    found: dict[str, dict[str, dict[str, Interval | None]]] = {}  # by change, column and row
+
+    def keep(change: str, where: str, of_row: dict[str, Interval | None]) -> None:
+        if any(of_row.values()):
+            found.setdefault(change, {})[where] = of_row
+
     for column in columns:
         base = next((c for c in columns if (c.key, c.recipe) == (column.key, "paper")), None)
         if base is not None and column.recipe == "tuned":
-            of_row = {
-                row.name: paired(column.cell(row), base.cell(row)) for row in ROWS if row.paper
-            }
-            found[f"weight decay 5e-4 instead of 1e-4, {column.title}"] = of_row
-    for column in columns:
-        of_row = {}
-        for variant in VARIANTS:
-            row = row_of(variant, "oracle")
-            of_row[row.name] = column.difference(row, row_of(variant, "held-out"))
-        found[f"oracle τ instead of τ held-out, {column.title}, `{column.recipe}`"] = of_row
-    for column in columns:
-        again = Column.of(column.key, column.title, column.runs.values(), other)
-        of_row = {row.name: paired(column.cell(row), again.cell(row)) for row in ROWS}
-        found[f"bfloat16 instead of float32, {column.title}, `{column.recipe}`"] = of_row
-    known = {what: {k: v for k, v in of_row.items() if v} for what, of_row in found.items()}
-    return {what: of_row for what, of_row in known.items() if of_row}
-
-
-def effects_tables(found: Mapping[str, Mapping[str, Interval]]) -> list[Table]:
-    """Return a table of each change, with a column for each data set and recipe."""
+            rows = {row.name: paired(column.cell(row), base.cell(row)) for row in ROWS if row.paper}
+            keep("Weight decay 5e-4 instead of 1e-4", column.title, rows)
+    for column, title in zip(columns, titles(columns), strict=True):
+        best = [(row_of(variant, "oracle"), row_of(variant, "held-out")) for variant in VARIANTS]
+        rows = {row.name: column.difference(row, other) for row, other in best}
+        keep("Oracle τ instead of τ held-out", title, rows)
+    for column, title in zip(columns, titles(columns), strict=True):
+        again = Column.of(column.key, column.title, column.runs.values(), float32)
+        rows = {row.name: paired(column.cell(row), again.cell(row)) for row in ROWS}
+        keep("Bfloat16 instead of float32", title, rows)
     tables = []
-    for change in dict.fromkeys(what.split(", ")[0] for what in found):
-        some = {w.removeprefix(f"{change}, "): v for w, v in found.items() if w.startswith(change)}
-        names = [row.name for row in ROWS if any(row.name in of_row for of_row in some.values())]
-        rows = [(name, *(pages.points(v.get(name)) for v in some.values())) for name in names]
-        tables.append(Table(change[0].upper() + change[1:], ("method", *some), rows))
+    for change, of_column in found.items():
+        some = {name for of_row in of_column.values() for name, found in of_row.items() if found}
+        names = [row.name for row in ROWS if row.name in some]
+        rows = [(n, *(pages.points(v.get(n)) for v in of_column.values())) for n in names]
+        tables.append(Table(change, ("method", *of_column), rows))
     return tables
 
 
 # ---------------------------------------------------------------------------- classes and norms
 
 
-def frequencies(column: Column) -> np.ndarray:
+def counts_of(column: Column) -> np.ndarray:
     """Return the training examples of each class."""
     return np.asarray(column.records_of("softmax")[0].prior.counts)
 
@@ -434,39 +394,40 @@ def group_members(column: Column) -> dict[str, np.ndarray]:
     return {name: classes for name, classes in groups.items() if len(classes)}
 
 
-def correlations(runs: Sequence[Record]) -> np.ndarray:
-    """Return the correlation of each run's weight norms with log class frequency."""
-    return np.array([np.corrcoef(np.log(one.prior.counts), one.norms)[0, 1] for one in runs])
-
-
 def norm_correlation(column: Column, name: str) -> Interval | None:
-    """Return the mean of `correlations` with its interval, taken in Fisher's z."""
+    """Return the mean correlation of weight norms with log class frequency, by Fisher's z."""
     runs = column.records_of(name)
     if not runs:
         return None
-    found = mean_interval(np.arctanh(np.clip(correlations(runs), -1 + 1e-12, 1 - 1e-12)))
-    ends = np.tanh([found.mean, found.low, found.high]).tolist()
-    return Interval(*ends, found.seeds)
+    found = np.array([np.corrcoef(np.log(one.prior.counts), one.norms)[0, 1] for one in runs])
+    z = mean_interval(np.arctanh(np.clip(found, -1 + 1e-12, 1 - 1e-12)))
+    return Interval(*np.tanh([z.mean, z.low, z.high]).tolist(), z.seeds)
 
 
 # ---------------------------------------------------------------------------- figures
 
-_MARKERS = ("o", "s", "^", "v", "D")
 _CURVES: dict[str, tuple[str, Any]] = {
     ADJUSTED: (figures.SKY, "-"),
     SCALED: (figures.VERMILION, "-"),
     DROPPED: (figures.VERMILION, (0, (4, 1.5))),
 }
-_TAU_MARKS: dict[Source, tuple[str, float]] = {
-    "fixed": ("o", 4.5),
-    "held-out": ("D", 4.5),
-    "oracle": ("*", 9),
+_TAU_MARKS: dict[Source, tuple[str, float, str]] = {
+    "fixed": ("o", 4.5, "τ = 1"),
+    "held-out": ("D", 4.5, "τ from held-out data"),
+    "oracle": ("*", 9, "τ* of the test set"),
 }
+_PAPER_MARKS = (("x", 5, "published, τ = 1"), ("<", 5, "published, τ* (not given)"))
 _NORMS = {
     "softmax": ("SGD with momentum", figures.BLUE, "o"),
     "Adam": (f"Adam, lr {ADAM_RATE:g}", figures.VERMILION, "s"),
     "Adam without weight decay": ("Adam, no weight decay", figures.GREEN, "^"),
 }
+_SHOWN = dict(zip((ERM, ADAPTIVE, EQUALIZED, TAU_ONE, LOSS), "os^vD", strict=True))
+
+
+def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+    return values.mean(axis=0), spread
 
 
 def _band(axes: Any, x: Any, values: np.ndarray, alpha: float, **look: Any) -> np.ndarray:
@@ -475,11 +436,6 @@ def _band(axes: Any, x: Any, values: np.ndarray, alpha: float, **look: Any) -> n
     axes.plot(x, mean, **look)
     axes.fill_between(x, mean - spread, mean + spread, color=look["color"], alpha=alpha, lw=0)
     return mean
-
-
-def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    return values.mean(axis=0), spread
 
 
 def _panels(columns: Sequence[Column], height: float) -> tuple[Any, Any]:
@@ -495,17 +451,15 @@ def draw_norms(columns: Sequence[Column]) -> Any:
     with figures.style():
         figure, panels = _panels(columns, 2.8)
         for axes, column in zip(panels, columns, strict=True):
-            order = by_frequency(frequencies(column))
+            order = by_frequency(counts_of(column))
             for name, (text, color, marker) in _NORMS.items():
-                runs = column.records_of(name)
-                if not runs:
-                    continue
-                norms = np.array([one.norms[order] / one.norms.mean() for one in runs])
-                error = 100 * np.mean([one.per_class().mean() for one in runs])
-                r = norm_correlation(column, name)
-                label = f"{text}: r = {r.mean:+.2f}, error {error:.1f}%".replace("-0", "−0")
-                look = {"marker": marker, "ms": 4} if len(order) <= 20 else {"lw": 1.2}
-                _band(axes, np.arange(len(order)), norms, 0.2, color=color, label=label, **look)
+                if runs := column.records_of(name):
+                    norms = np.array([one.norms[order] / one.norms.mean() for one in runs])
+                    error = 100 * np.mean([one.per_class().mean() for one in runs])
+                    r = norm_correlation(column, name).mean
+                    label = f"{text}: r = {r:+.2f}, error {error:.1f}%".replace("-0", "−0")
+                    look = {"marker": marker, "ms": 4} if len(order) <= 20 else {"lw": 1.2}
+                    _band(axes, np.arange(len(order)), norms, 0.2, color=color, label=label, **look)
             axes.set_xlabel("class, most frequent first")
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=1)
         panels[0].set_ylabel("weight norm / mean norm")
@@ -521,13 +475,7 @@ def draw_taus(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
             axes.set_xlabel("τ")
         panels[0].set_ylabel("balanced error (%)")
         black = {"color": figures.BLACK, "mfc": "white", "mew": 0.8, "ls": ""}
-        for marker, size, text in (
-            ("o", 4.5, "τ = 1"),
-            ("D", 4.5, "τ from held-out data"),
-            ("*", 9, "τ* of the test set"),
-            ("x", 5, "published, τ = 1"),
-            ("<", 5, "published, τ* (not given)"),
-        ):
+        for marker, size, text in (*_TAU_MARKS.values(), *_PAPER_MARKS):
             panels[0].plot([], [], marker, ms=size, label=text, **black)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=1 + len(columns))
@@ -537,26 +485,22 @@ def draw_taus(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
 def _draw_curves(axes: Any, column: Column, rows: Sequence[Row]) -> None:
     means, levels = [], []
     for variant, (color, dashes) in _CURVES.items():
-        runs = column.records_of("softmax")
-        found = [curve for one in runs if (curve := one.curve(variant)) is not None]
+        found = [one.curve(variant) for one in column.records_of("softmax")]
+        found = [curve for curve in found if curve is not None]
         if not found:
             continue
         look = {"color": color, "ls": dashes, "label": VARIANTS[variant]}
         means.append(_band(axes, TAUS, 100 * np.array(found), 0.18, **look))
         marks = {"mfc": color, "mec": figures.BLACK, "mew": 0.8, "ls": "", "zorder": 3}
-        for source, (marker, size) in _TAU_MARKS.items():
-            cell = column.cell(row_of(variant, source))
-            if cell is not None:
+        for source, (marker, size, _) in _TAU_MARKS.items():
+            if (cell := column.cell(row_of(variant, source))) is not None:
                 axes.plot([cell.taus.mean()], [100 * cell.mean], marker, ms=size, **marks)
     for row, text in ((ERM, "softmax (ERM)"), (LOSS, "logit-adjusted loss")):
-        cell = column.cell(row)
-        if cell is not None:
+        if (cell := column.cell(row)) is not None:
             levels.append(100 * cell.mean)
             axes.axhline(levels[-1], label=text, color=figures.color(row.runs), lw=1, ls=":")
-    published = [
-        row for row in rows if row.variant in (ADJUSTED, SCALED) and column.key in row.paper
-    ]
-    levels += [row.paper[column.key] for row in published]
+    paper = [row for row in rows if row.variant in (ADJUSTED, SCALED) and column.key in row.paper]
+    levels += [row.paper[column.key] for row in paper]
     axes.axvline(1.0, color=figures.LIGHT_GRAY, lw=0.9, zorder=0)
     top = max(mean[0] for mean in means)
     room = max(top - min(levels + [mean.min() for mean in means]), 1.0)
@@ -565,20 +509,16 @@ def _draw_curves(axes: Any, column: Column, rows: Sequence[Row]) -> None:
     seen = np.flatnonzero((np.array(means) <= top + 0.35 * room).any(axis=0))
     right = TAUS[min(seen[-1] + 1, len(TAUS) - 1)]
     axes.set_xlim(0.0, right)
-    for row in published:
+    for row in paper:
         place, marker = (1.0, "x") if row.source == "fixed" else (right, "<")
         look = {"color": _CURVES[row.variant][0], "ms": 5, "mew": 1.5, "clip_on": False}
         axes.plot([place], [row.paper[column.key]], marker, **look)
 
 
-SHOWN = (ERM, ADAPTIVE, EQUALIZED, TAU_ONE, LOSS)
-
-
-def _shown(column: Column) -> Iterable[tuple[Row, Cell, str, str]]:
-    for row, marker in zip(SHOWN, _MARKERS, strict=True):
-        cell = column.cell(row)
-        if cell is not None:
-            yield row, cell, figures.color(row.variant or row.runs), marker
+def _shown(column: Column) -> list[tuple[Row, Cell, str]]:
+    """Return the rows of the two figures by class, with their cells and colours."""
+    cells = [(row, column.cell(row), figures.color(row.variant or row.runs)) for row in _SHOWN]
+    return [found for found in cells if found[1] is not None]
 
 
 def draw_classes(columns: Sequence[Column]) -> Any:
@@ -586,18 +526,16 @@ def draw_classes(columns: Sequence[Column]) -> Any:
     with figures.style():
         figure, panels = _panels(columns, 3.3)
         for axes, column in zip(panels, columns, strict=True):
-            order = by_frequency(frequencies(column))
+            order = by_frequency(counts_of(column))
             many = len(order) > 20
             groups = np.array_split(order, 10 if many else len(order))
             places = np.arange(len(groups))
             names = column.records_of("softmax")[0].document.get("class_names")
-            ticks = [str(i) for i in places]
-            if names is not None and not many:
-                ticks = [names[label] for label in order]
-            for row, cell, color, marker in _shown(column):
+            ticks = [str(i) for i in places] if many or not names else [names[k] for k in order]
+            for row, cell, color in _shown(column):
                 errors = np.stack([cell.per_class[:, some].mean(axis=1) for some in groups], axis=1)
-                look = {"color": color, "marker": marker, "ms": 4, "mew": 0, "label": row.name}
-                _band(axes, places, 100 * errors, 0.12, **look)
+                look = {"marker": _SHOWN[row], "ms": 4, "mew": 0, "label": row.name}
+                _band(axes, places, 100 * errors, 0.12, color=color, **look)
             slant = 0 if max(map(len, ticks)) < 3 else 45
             axes.set_xticks(places, ticks, rotation=slant, ha="right" if slant else "center")
             what = f"group of {len(groups[0])} classes" if many else "class"
@@ -611,16 +549,16 @@ def draw_groups(columns: Sequence[Column]) -> Any:
     with figures.style():
         figure, panels = _panels(columns, 3.0)
         for axes, column in zip(panels, columns, strict=True):
-            groups, shown = group_members(column), list(_shown(column))
+            groups, shown = group_members(column), _shown(column)
             width = 0.8 / len(shown)
-            for i, (row, cell, color, _) in enumerate(shown):
+            for i, (row, cell, color) in enumerate(shown):
                 errors = [cell.per_class[:, some].mean(axis=1) for some in groups.values()]
                 mean, spread = _moments(100 * np.stack(errors, axis=1))
                 places = np.arange(len(groups)) + (i - (len(shown) - 1) / 2) * width
                 bars = {"color": color, "label": row.name, "error_kw": {"elinewidth": 0.8}}
                 axes.bar(places, mean, 0.9 * width, yerr=spread if spread.any() else None, **bars)
             ticks = [
-                f"{name} ({pages.GROUP_BOUNDS[name]})\n{len(some)} class{'es' * (len(some) > 1)}"
+                f"{name} ({GROUP_BOUNDS[name]})\n{len(some)} class{'es' * (len(some) > 1)}"
                 for name, some in groups.items()
             ]
             axes.set_xticks(range(len(groups)), ticks, fontsize=6.8)
@@ -640,24 +578,24 @@ def _finish_panels(figure: Any, panels: Any) -> None:
 
 def write_figures(write: Any, columns: Sequence[Column], rows: Sequence[Row]) -> None:
     """Write every figure of each recipe's columns."""
-    drawn = (
-        ("weight-norms", draw_norms, "Norms of the last layer's weights by class"),
-        (
-            "tau-curves",
-            partial(draw_taus, rows=rows),
-            "Balanced error of the post-hoc methods against tau",
-        ),
-        ("per-class", draw_classes, "Error by class, from the most frequent to the rarest"),
-        (
-            "groups",
-            draw_groups,
-            "Error of the classes with many, medium and few training examples",
-        ),
-    )
     for recipe in dict.fromkeys(column.recipe for column in columns):
         some = [c for c in columns if c.recipe == recipe and c.records_of("softmax")]
-        for name, draw, title in drawn if some else ():
-            write.figure(f"{recipe}-{name}", draw(some), title=title)
+        for name, draw, title in (
+            ("weight-norms", draw_norms, "Norms of the last layer's weights by class"),
+            (
+                "tau-curves",
+                lambda some: draw_taus(some, rows),
+                "Balanced error of the post-hoc methods against tau",
+            ),
+            ("per-class", draw_classes, "Error by class, from the most frequent to the rarest"),
+            (
+                "groups",
+                draw_groups,
+                "Error of the classes with many, medium and few training examples",
+            ),
+        ):
+            if some:
+                write.figure(f"{recipe}-{name}", draw(some), title=title)
 
 
 # ---------------------------------------------------------------------------- the page
@@ -671,115 +609,94 @@ def add_arguments(parser: argparse.ArgumentParser, records: str = "results/exp")
     add_training_arguments(parser, records=records, datasets=CIFARS)
 
 
-def collect(options: argparse.Namespace, *, profile: str = "exp") -> list[Column] | None:
-    """Train what is missing and return the columns; None if time ran out before that."""
+def collect(options: argparse.Namespace, rows: Sequence[Row], title: str, profile: str = "exp"):
+    """Train what is missing, print each column, and return them; None if time ran out."""
     recipes, datasets = options.recipe or ("tuned", "paper"), options.dataset or CIFARS
-    rows = [
+    runs = [
         one for recipe in recipes for name in datasets for one in definition(name, recipe, profile)
     ]
-    shelf = pages.trained(options, resized(options, rows))
-    return None if shelf is None else columns_of(shelf, options, profile=profile)
-
-
-def show_columns(columns: Sequence[Column], rows: Sequence[Row], title: str) -> None:
-    """Print each column beside the published values."""
+    shelf, finished = pages.trained(options, resized(options, runs))
+    if not finished:
+        return None
+    columns = columns_of(shelf, options, profile)
     for column in columns:
-        lacking = column.missing()
-        said = f"{len(column.records)} runs in {column.minutes:.1f} minutes."
-        said += f" Missing: {'; '.join(lacking)}." if lacking else ""
         name = f"{title}, {column.title}, recipe {column.recipe}"
-        pages.show([pages.cells_table(column, rows, title=name, note=said)])
+        pages.show([pages.columns_table(column, rows, name)])
+    return columns
 
 
 def main(options: argparse.Namespace) -> None:
     """Train what is missing, print the tables and write the page."""
-    columns = collect(options)
+    columns = collect(options, ROWS, "Balanced error in percent")
     if columns is None:
         return
-    show_columns(columns, ROWS, "Balanced error in percent")
-    pages.show([claims_table(columns, claims), marks_table(columns)])
+    pages.show([claims_table(columns), marks_table(columns)])
     with pages.page(options, "docs/reproduction.md") as write:
         write(text(columns))
         write_figures(write, columns, ROWS)
 
 
-def text(columns: Sequence[Column], float32: Shelf | None = None) -> str:
+def text(columns: Sequence[Column]) -> str:
     """Return the page."""
-    float32 = Shelf(ROOT / "results/exp-float32") if float32 is None else float32
+    float32 = Shelf(ROOT / "results/exp-float32")
     tuned = [column for column in columns if column.recipe == "tuned"]
-    found, named = effects(columns, float32), [*ROWS, *(Row(name, name) for name in ADAM)]
-    records = [one for column in columns for one in column.records]
+    named = [*ROWS, *(Row(name, name) for name in ADAM)]
     return pages.render(
         "reproduction",
         complete={c.key for c in tuned} == set(CIFARS) and not any(c.missing() for c in tuned),
-        columns=columns,
-        tuned=tuned,
         recipes=list(dict.fromkeys(column.recipe for column in columns)),
-        words=RECIPES,
-        **pages.facts(records),
+        **pages.facts([one for column in columns for one in column.records]),
         overview=overview(columns, ROWS),
         taus=taus_table(columns),
-        claims={c.key: {one.text: one for one in claims(c)} for c in tuned},
-        claims_table=claims_table(columns, claims),
+        claims={c.key: claims(c) for c in tuned},
+        claims_table=claims_table(columns),
         marks=marks_table(columns),
         missed=_missed(tuned, float32),
-        effects=found,
-        effects_tables=effects_tables(found),
+        effects=effects_tables(columns, float32),
         cells={c.key: {row.name: c.cell(row) for row in named} for c in tuned},
-        parts={c.key: _part_errors(c) for c in tuned},
+        parts={c.key: part_errors(c) for c in tuned},
         between=_between(columns),
         rates=ADAM_RATES,
-        rate=ADAM_RATE,
-        held_out_errors={c.key: _trials(c) for c in tuned},
     )
 
 
-def _trials(column: Column) -> dict[str, float]:
-    """Held-out errors of the trials of Adam's rate."""
-    return {
-        name: float(found[0].per_class(HELD_OUT).mean())
-        for name in column.runs
-        if ", lr " in name and (found := column.records_of(name))
-    }
-
-
-def _part_errors(column: Column) -> dict[str, tuple[float, float]]:
-    """Errors of softmax and of the loss by group, and on the most frequent three tenths."""
-    if None in (column.cell(ERM), column.cell(LOSS)):
+def part_errors(column: Column) -> dict[str, tuple[float, ...]]:
+    """Return errors of softmax and of the loss by group, and on the most frequent three tenths."""
+    cells = [column.cell(row) for row in (ERM, LOSS)]
+    if None in cells:
         return {}
-    counts = frequencies(column)
+    counts = counts_of(column)
     parts = group_members(column) | {"head": by_frequency(counts)[: max(1, 3 * len(counts) // 10)]}
     return {
-        name: tuple(float(column.cell(row).per_class[:, some].mean()) for row in (ERM, LOSS))
+        name: tuple(float(cell.per_class[:, some].mean()) for cell in cells)
         for name, some in parts.items()
     }
 
 
 def _missed(columns: Sequence[Column], float32: Shelf) -> list[dict[str, Any]]:
-    """Marks that were missed, and what the same runs in float32 have."""
+    """Return marks that were missed, and what the same runs in float32 have."""
     found = []
     for column in columns:
         other = Column.of(column.key, column.title, column.runs.values(), float32)
         for row in MARKED:
-            cell = column.cell(row)
+            cell, again = column.cell(row), other.cell(row)
             over = 0.0 if cell is None else cell.mean - row.paper[column.key] / 100 - ALLOWANCE
             if over > 0:
-                again = other.cell(row)
-                found.append({"title": column.title, "row": row.name, "over": over, "cell": cell})
-                found[-1] |= {"again": again, "meets": again and again.mean <= cell.mean - over}
+                one = {"title": column.title, "row": row.name, "over": over, "cell": cell}
+                meets = again and again.mean <= cell.mean - over
+                found.append({**one, "again": again, "meets": meets})
     return found
 
 
 def _between(columns: Sequence[Column]) -> tuple[int, int]:
     """Count the published numbers between ours with `tuned` and with `paper`, and all of them."""
-    inside = total = 0
-    for one in columns:
-        for other in columns:
-            if (one.recipe, other.recipe, one.key) == ("tuned", "paper", other.key):
-                for row in (row for row in ROWS if row.paper):
-                    cells = [column.cell(row) for column in (one, other)]
-                    if None not in cells:
-                        ends = sorted(100 * cell.mean for cell in cells)
-                        inside += ends[0] <= row.paper[one.key] <= ends[1]
-                        total += 1
-    return inside, total
+    by_name = {(column.recipe, column.key): column for column in columns}
+    inside = []
+    for (recipe, key), other in by_name.items():
+        tuned = by_name.get(("tuned", key))
+        for row in ROWS if recipe == "paper" and tuned else ():
+            cells = [column.cell(row) for column in (tuned, other)]
+            if row.paper and None not in cells:
+                low, high = sorted(100 * cell.mean for cell in cells)
+                inside.append(low <= row.paper[key] <= high)
+    return sum(inside), len(inside)

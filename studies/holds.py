@@ -7,11 +7,10 @@ and `step`.
 from __future__ import annotations
 
 import argparse
-from typing import NamedTuple
 
+from longtail.report.tables import Table
 from studies import _pages as pages
 from studies import exp, step, synthetic, theory
-from studies._pages import Table
 from studies._records import ROOT, TITLES, Column, Shelf
 
 # The paper's words in short, the claim of `exp.claims` that tests them, with the reading of it.
@@ -51,15 +50,6 @@ TRAINED = (
 )
 
 
-class Line(NamedTuple):
-    """A claim that is computed rather than trained."""
-
-    claim: str
-    mark: str
-    figure: str
-    where: str
-
-
 def columns() -> list[Column]:
     """Return the trained columns of the recipe `tuned`: EXP, then STEP where there are records."""
     found = []
@@ -74,71 +64,67 @@ def columns() -> list[Column]:
 
 def trained_table(found: list[Column]) -> Table:
     """Return the claims about networks with their verdicts."""
-    judged = [{one.text: one for one in exp.claims(column)} for column in found]
+    judged = [exp.claims(column) for column in found]
     rows = [
-        (words, *(exp.verdict_cell(one.get(text)).partition(" [")[0] for one in judged))
+        (words, *(one[text].cell.partition(" [")[0] if text in one else "–" for one in judged))
         for words, text in TRAINED
     ]
     return Table("", ("the paper says", *(column.title for column in found)), rows)
 
 
-def computed() -> list[Line]:
-    """Return the claims that need no network."""
+def computed_table() -> Table:
+    """Return the claims that need no network, with links to their pages."""
     verdicts, study = theory.verdicts(), theory.separable()
     known = [(name, paper) for name, _, _, paper in theory.TABLE if paper is not None]
     right = sum(all(v.consistent == paper for v in verdicts[name]) for name, paper in known)
     results = synthetic.compute()
     error = {name: 100 * results.errors(name).mean() for name in ("logit-adjusted", "softmax")}
+    bayes = 100 * synthetic.BAYES
     weights, shifted = (study.errors[f"hinge-{name}"].mean() for name in ("weights", "margins"))
-    theorem = "its Table 1: which methods are consistent for the balanced error"
-    return [
-        Line(
-            theorem, "✓" if right == len(known) else "✗", f"{right} of {len(known)} rows", "theory"
+    links = {"theory": "[theory](paper-theory.md)", "synthetic": "[two Gaussians](synthetic.md)"}
+    rows = [
+        (
+            "its Table 1: which methods are consistent for the balanced error",
+            right == len(known),
+            f"{right} of {len(known)} rows",
+            "theory",
         ),
-        Line(
+        (
             "the loss comes to the Bayes error on two Gaussians",
-            "✓" if error["logit-adjusted"] < 100 * synthetic.BAYES + 0.05 else "✗",
-            f"{error['logit-adjusted']:.3f}%, Bayes {100 * synthetic.BAYES:.3f}%, softmax "
-            f"{error['softmax']:.3f}%",
+            error["logit-adjusted"] < bayes + 0.05,
+            f"{error['logit-adjusted']:.3f}%, Bayes {bayes:.3f}%, softmax {error['softmax']:.3f}%",
             "synthetic",
         ),
-        Line(
+        (
             "on separable classes weights do nothing",
-            "✓" if study.weighted_difference < 1e-6 else "✗",
+            study.weighted_difference < 1e-6,
             "hinge loss: no coefficient of the best separator moves",
             "theory",
         ),
-        Line(
+        (
             "on separable classes margins do something",
-            "✓" if shifted < weights else "✗",
+            shifted < weights,
             f"hinge loss: error {100 * weights:.2f}% with weights, {100 * shifted:.2f}% with "
             f"margins; those of a cross-entropy fade in the end",
             "theory",
         ),
     ]
-
-
-def computed_table(lines: list[Line]) -> Table:
-    """Return the computed claims with links to their pages."""
-    links = {
-        "theory": "[theory](paper-theory.md)",
-        "synthetic": "[two Gaussians](synthetic.md)",
-    }
-    rows = [(one.claim, f"{one.mark} {one.figure}", links[one.where]) for one in lines]
-    return Table("", ("the paper says", "what we find", "where"), rows)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this study."""
-    pages.add_page_arguments(parser)
+    return Table(
+        "",
+        ("the paper says", "what we find", "where"),
+        [
+            (claim, f"{'✓' if yes else '✗'} {text}", links[where])
+            for claim, yes, text, where in rows
+        ],
+    )
 
 
 def main(options: argparse.Namespace) -> None:
     """Judge every claim, print the tables and write the page."""
     found = columns()
-    tables = {"trained": trained_table(found), "computed": computed_table(computed())}
+    tables = {"trained": trained_table(found), "computed": computed_table()}
     pages.show(tables.values())
     known = [text for row in tables["trained"].rows for text in row[1:]]
     tally = {mark: sum(text.startswith(mark) for text in known) for mark in "✓✗?"}
     with pages.page(options, "docs/what-holds.md") as write:
-        write(pages.render("holds", **tables, tally=tally, step=len(found) > len(exp.CIFARS)))
+        write(pages.render("holds", **tables, tally=tally))

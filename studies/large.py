@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from longtail import InputError
 from longtail.data.large import LARGE
+from longtail.report import figures
+from longtail.report.tables import Table
 from longtail.runs import DataSpec
 from studies import _pages as pages
 from studies import exp
-from studies._pages import Table, mean_deviation
+from studies._pages import mean_deviation
 from studies._records import (
-    ADJUSTED,
-    DROPPED,
-    SCALED,
     Column,
     Record,
     Row,
@@ -119,33 +118,20 @@ def _published(*values: float) -> dict[str, float]:
 
 # In percent. The adaptive loss on iNaturalist with ResNet-50 is quoted there from Cao et al., and
 # weight normalisation at its best τ from Kang et al.
-_NORMALIZED = {
-    "fixed": _published(52.00, 51.49, 48.05, 45.17, 45.33),
-    "oracle": _published(49.37, 48.97, 34.10, 31.85, 30.34),
+PAPER = {
+    "softmax": _published(53.11, 53.30, 38.66, 35.88, 34.38),
+    "weight norm., fixed": _published(52.00, 51.49, 48.05, 45.17, 45.33),
+    "weight norm., oracle": _published(49.37, 48.97, 34.10, 31.85, 30.34),
+    "adaptive": _published(52.15, 53.34, 35.42, 31.18, 29.46),
+    "equalized-threshold": _published(54.02, 51.38, 38.37, 35.86, 34.53),
+    "adjusted, fixed": _published(49.66, 49.25, 33.98, 31.46, 30.15),
+    "adjusted, oracle": _published(49.56, 49.15, 33.80, 31.08, 29.74),
+    "logit-adjusted": _published(48.89, 47.86, 33.64, 31.15, 30.12),
 }
-_ADJUSTED = {
-    "fixed": _published(49.66, 49.25, 33.98, 31.46, 30.15),
-    "oracle": _published(49.56, 49.15, 33.80, 31.08, 29.74),
-}
-
-
-def _posthoc(variant: str, paper: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    return [replace(exp.row_of(variant, s), paper=paper.get(s, {})) for s in exp.SOURCES]
-
-
+BOTH = "logit-adjusted-adaptive"
 ROWS = [
-    replace(exp.ERM, paper=_published(53.11, 53.30, 38.66, 35.88, 34.38)),
-    *_posthoc(SCALED, _NORMALIZED),
-    *_posthoc(DROPPED, _NORMALIZED),
-    replace(exp.ADAPTIVE, paper=_published(52.15, 53.34, 35.42, 31.18, 29.46)),
-    replace(exp.EQUALIZED, paper=_published(54.02, 51.38, 38.37, 35.86, 34.53)),
-    *_posthoc(ADJUSTED, _ADJUSTED),
-    replace(exp.LOSS, paper=_published(48.89, 47.86, 33.64, 31.15, 30.12)),
-    Row(
-        "logit adjusted + adaptive",
-        "logit-adjusted-adaptive",
-        paper=_published(51.25, 50.46, 31.56, 29.22, 28.02),
-    ),
+    *exp.rows_with(PAPER),
+    Row(figures.label(BOTH), BOTH, paper=_published(51.25, 50.46, 31.56, 29.22, 28.02)),
 ]
 
 
@@ -161,20 +147,6 @@ def data_of(records: Iterable[Record]) -> dict[str, DataSpec]:
                 f"can't stand in one table; keep their records in different folders."
             )
     return {name: spec for name, (spec, _) in found.items()}
-
-
-def columns_of(
-    settings: Sequence[Setting],
-    data: Mapping[str, DataSpec],
-    shelf: Shelf,
-    change: Callable[[Iterable[Runs]], list[Runs]] = list,
-) -> list[Column]:
-    """Return a column for each setting whose examples have a name."""
-    return [
-        Column.of(one.title, one.title, change(one.runs(data[one.dataset])), shelf)
-        for one in settings
-        if one.dataset in data
-    ]
 
 
 def overview(settings: Sequence[Setting], columns: Sequence[Column]) -> Table:
@@ -373,39 +345,34 @@ def report(
     data: Mapping[str, DataSpec],
 ) -> None:
     """Print the tables and write the page."""
-    columns = columns_of(settings, data, shelf, lambda rows: resized(options, rows))
+    columns = [
+        Column.of(one.title, one.title, resized(options, one.runs(data[one.dataset])), shelf)
+        for one in settings
+        if one.dataset in data
+    ]
     columns = [column for column in columns if column.records]
-    for column in columns:
-        lacking = column.missing()
-        said = f"{len(column.records)} runs in {column.minutes / 60:.1f} hours."
-        said += f" Missing: {'; '.join(lacking)}." if lacking else ""
-        pages.show([pages.cells_table(column, ROWS, title=column.title, note=said)])
-    if columns:
-        pages.show([exp.claims_table(columns, exp.claims)])
-    else:
-        pages.show([overview(settings, columns)])
+    claims = exp.claims_table(columns) if columns else None
+    pages.show([pages.columns_table(column, ROWS, column.title, hours=True) for column in columns])
+    pages.show([claims or overview(settings, columns)])
+    if not columns:
         pages.note(f"There is no record of any of these runs in {options.records}.")
+    drawn: dict[str, list[Column]] = {}
+    for column in columns:
+        if column.records_of("softmax"):
+            drawn.setdefault(column.recipe, []).append(column)
+    titles = ("Balanced error of the post-hoc methods against tau", "Error by class")
     with pages.page(options, "docs/large.md") as write:
-        write(text(settings, columns))
-        for dataset in DATASETS:
-            some = [c for c in columns if c.recipe == dataset and c.records_of("softmax")]
-            if some:
-                write.figure(f"{dataset}-tau-curves", exp.draw_taus(some, ROWS), title=_TAUS)
-                write.figure(f"{dataset}-per-class", exp.draw_classes(some), title=_CLASSES)
-
-
-_TAUS, _CLASSES = "Balanced error of the post-hoc methods against tau", "Error by class"
-
-
-def text(settings: Sequence[Setting], columns: Sequence[Column]) -> str:
-    """Return the page."""
-    records = [one for column in columns for one in column.records]
-    return pages.render(
-        "large",
-        overview=overview(settings, columns),
-        columns=columns,
-        claims=exp.claims_table(columns, exp.claims) if columns else None,
-        drawn=dict.fromkeys(c.recipe for c in columns if c.records_of("softmax")),
-        titles=(_TAUS, _CLASSES),
-        **pages.facts(records),
-    )
+        write(
+            pages.render(
+                "large",
+                overview=overview(settings, columns),
+                columns=columns,
+                claims=claims,
+                drawn=drawn,
+                titles=titles,
+                **pages.facts([one for column in columns for one in column.records]),
+            )
+        )
+        for name, some in drawn.items():
+            write.figure(f"{name}-tau-curves", exp.draw_taus(some, ROWS), title=titles[0])
+            write.figure(f"{name}-per-class", exp.draw_classes(some), title=titles[1])

@@ -16,7 +16,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import brentq, minimize
+from scipy.optimize import minimize
+from torch.nn.functional import cross_entropy
 
 from longtail import ClassPrior, InputError
 from longtail.data.large import LARGE
@@ -32,8 +33,8 @@ from longtail.data.profiles import read_counts
 from longtail.priors import GROUPS
 from longtail.report import figures
 from longtail.report.compare import mean_interval
+from longtail.report.tables import Table
 from studies import _pages as pages
-from studies._pages import Table
 from studies._records import ROOT, device_of, write_text
 
 DATASETS = ("imagenet-lt", "inaturalist")
@@ -66,64 +67,15 @@ class Settings:
     seed: int = 0  # trial t draws from generators seeded with (seed, t)
 
 
-# ---------------------------------------------------------------------------- class sizes
-
-# Published: the file in the folder class_counts, the largest and the smallest class, and the number
-# of classes with many, medium and few examples.
-_FACTS = {
-    "imagenet-lt": ("imagenet_lt.txt", 1280, 5, (385, 479, 136)),
-    "inaturalist": ("inaturalist2018.txt", 1000, 2, (842, 4076, 3224)),
-}
+FILES = {"imagenet-lt": "imagenet_lt.txt", "inaturalist": "inaturalist2018.txt"}
 
 
-def class_counts(name: str, data_dir: Path | None = None) -> tuple[np.ndarray, str]:
-    """Return the training examples of each class, and ``file`` or ``rebuilt``.
-
-    They are read from ``class_counts`` in `data_dir`, or in LONGTAIL_DATA if such a file is there.
-    """
-    folder = data_dir if data_dir is not None else os.environ.get("LONGTAIL_DATA")
-    path = Path(folder).expanduser() / "class_counts" / _FACTS[name][0] if folder else None
-    if path is None or (data_dir is None and not path.is_file()):
-        return rebuilt_counts(name), "rebuilt"
-    counts, known = read_counts(path), LARGE[name]
-    if (len(counts), int(counts.sum())) != (known.num_classes, known.sizes["train"]):
-        raise InputError(
-            f"{path} has {len(counts):,} classes and {counts.sum():,} examples, but {known.title} "
-            f"has {known.num_classes:,} and {known.sizes['train']:,}."
-        )
-    return counts, "file"
-
-
-def rebuilt_counts(name: str) -> np.ndarray:
-    """Return class sizes with every published fact of a data set, most frequent first.
-
-    From the most to the least frequent class of a group, log n falls as (1 − t)^p among those with
-    many examples, with the p that gives the published total, and evenly among the medium ones; n
-    itself falls evenly among the few.
-
-    Examples:
-        >>> counts = rebuilt_counts("imagenet-lt")
-        >>> len(counts), int(counts.sum()), int(counts[0]), int(counts[-1])
-        (1000, 115846, 1280, 5)
-    """
-    _, largest, smallest, sizes = _FACTS[name]
-    many, medium, few = (np.linspace(1.0, 0.0, size) for size in sizes)
-    total = LARGE[name].sizes["train"]
-
-    def curve(power: float) -> np.ndarray:
-        top = 101.0 * (largest / 101.0) ** (many**power)
-        parts = (top, 20.0 * 5.0**medium, smallest + (19.0 - smallest) * few)
-        return np.asarray(np.concatenate(parts))
-
-    counts: np.ndarray = np.rint(
-        curve(brentq(lambda p: curve(p).sum() - total, 0.1, 100.0))
-    ).astype(np.int64)
-    # Rounding leaves a few too many or too few: the large classes take them, each the same.
-    inner = np.arange(1, sizes[0] - 1)
-    share, left = divmod(total - int(counts.sum()), len(inner))
-    counts[inner] += share
-    counts[inner[:left]] += 1
-    return counts
+def class_counts(name: str, data_dir: Path | None = None) -> np.ndarray:
+    """Return the training examples of each class, from ``class_counts`` in a folder of data."""
+    folder = data_dir or os.environ.get("LONGTAIL_DATA")
+    if folder is None:
+        raise InputError("--run needs --data-dir, or LONGTAIL_DATA, with the folder class_counts.")
+    return read_counts(Path(folder).expanduser() / "class_counts" / FILES[name])
 
 
 # ---------------------------------------------------------------------------- Gaussian classes
@@ -180,21 +132,15 @@ def sample(
     return features, target
 
 
-def _logits(
-    features: np.ndarray, weights: np.ndarray, device: torch.device | str
-) -> Iterator[torch.Tensor]:
-    """Logits of all points, piece by piece."""
+def _logits(features: np.ndarray, weights: np.ndarray, device: Any) -> Iterator[torch.Tensor]:
+    """Yield the logits of all points, piece by piece."""
     matrix = torch.as_tensor(weights[:, :-1].T, dtype=torch.float32, device=device).contiguous()
     biases = torch.as_tensor(weights[:, -1], dtype=torch.float32, device=device)
-    rows = max(1, (1 << 22) // len(weights))
-    for first in range(0, len(features), rows):
-        piece = torch.as_tensor(features[first : first + rows], device=device)
-        yield torch.addmm(biases, piece, matrix)
+    for piece in torch.as_tensor(features).split(max(1, (1 << 22) // len(weights))):
+        yield torch.addmm(biases, piece.to(device), matrix)
 
 
-def decide(
-    features: np.ndarray, weights: np.ndarray, device: torch.device | str = "cpu"
-) -> np.ndarray:
+def decide(features: np.ndarray, weights: np.ndarray, device: Any = "cpu") -> np.ndarray:
     """Return the class that affine logits choose at each point."""
     found = [logits.argmax(1).cpu().numpy() for logits in _logits(features, weights, device)]
     return np.concatenate(found)
@@ -320,15 +266,7 @@ def fit(
 class _Problem:
     """The loss as a function of the weights; tensors on the device."""
 
-    def __init__(
-        self,
-        features: np.ndarray,
-        target: np.ndarray,
-        num_classes: int,
-        ridge: float,
-        offset: np.ndarray | None,
-        device: torch.device | str,
-    ) -> None:
+    def __init__(self, features, target, num_classes, ridge, offset, device) -> None:
         self.ridge = ridge
         self.target = torch.as_tensor(target, dtype=torch.int64, device=device)
         self.features = torch.ones(len(target), features.shape[1] + 1, device=device)  # a constant
@@ -336,23 +274,17 @@ class _Problem:
         sums = torch.zeros(num_classes, features.shape[1] + 1, dtype=torch.float64, device=device)
         self.sums = sums.index_add_(0, self.target, self.features.double()).cpu().numpy()
         shift = np.zeros(num_classes) if offset is None else offset
-        self.offset = torch.tensor(
-            shift, dtype=torch.float32, device=device
-        )  # read-only, a prior's
+        self.offset = torch.tensor(shift, dtype=torch.float32, device=device)
 
-    def _pieces(self, weights: np.ndarray) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Yield examples, their logits and their probabilities; memory is used again."""
+    def _pieces(self, weights: np.ndarray) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield features, classes, logits and probabilities of some examples after the others."""
         device = self.features.device
         matrix = torch.as_tensor(weights.T, dtype=torch.float32, device=device).contiguous()
         matrix[-1] += self.offset
-        rows = max(1, _PIECE[device.type] // matrix.shape[1])
-        logits, probs = (torch.empty(rows, matrix.shape[1], device=device) for _ in range(2))
-        for first in range(0, len(self.features), rows):
-            which = slice(first, min(first + rows, len(self.features)))
-            size = which.stop - which.start
-            torch.mm(self.features[which], matrix, out=logits[:size])
-            torch.softmax(logits[:size], 1, out=probs[:size])
-            yield which, logits[:size], probs[:size]
+        rows = max(1, _PIECE[device.type] // len(weights))
+        for x, y in zip(self.features.split(rows), self.target.split(rows), strict=True):
+            logits = x @ matrix
+            yield x, y, logits, logits.softmax(1)
 
     def calibrated(self, weights: np.ndarray, *, rounds: int = 3) -> np.ndarray:
         """The weights with biases that predict each class about as often as it occurs.
@@ -363,7 +295,7 @@ class _Problem:
         moved = weights.copy()
         for _ in range(rounds):
             total = torch.zeros(len(weights), device=self.features.device)
-            for _, _, probs in self._pieces(moved):
+            for *_, probs in self._pieces(moved):
                 total += probs.sum(0)
             moved[:, -1] += np.log(self.sums[:, -1] / total.double().cpu().numpy())
         return moved
@@ -373,12 +305,9 @@ class _Problem:
         device, (num_classes, columns) = self.features.device, weights.shape
         total = torch.zeros((), dtype=torch.float64, device=device)
         expected = torch.zeros(columns, num_classes, device=device)
-        for which, logits, probs in self._pieces(weights):
-            # From the largest entry, whose probability does not vanish as the target's may.
-            log_sum = logits.amax(1) - probs.amax(1).log()
-            own = logits.gather(1, self.target[which, None]).squeeze(1)
-            total += (log_sum - own).sum(dtype=torch.float64)
-            expected.addmm_(self.features[which].T, probs)
+        for x, y, logits, probs in self._pieces(weights):
+            total += cross_entropy(logits, y, reduction="none").sum(dtype=torch.float64)
+            expected.addmm_(x.T, probs)
         gradient = expected.T.double().cpu().numpy() - self.sums
         gradient[:, :-1] += self.ridge * weights[:, :-1]
         penalty = 0.5 * self.ridge * float(np.square(weights[:, :-1]).sum())
@@ -389,8 +318,7 @@ class _Problem:
         num_classes, columns = weights.shape
         upper = torch.triu_indices(columns, columns, device=self.features.device)
         sums = torch.zeros(upper.shape[1], num_classes, device=self.features.device)
-        for which, _, probs in self._pieces(weights):
-            x = self.features[which]
+        for x, _, _, probs in self._pieces(weights):
             sums.addmm_((x[:, upper[0]] * x[:, upper[1]]).T, probs - probs * probs)
         found = np.empty((num_classes, columns, columns))
         entries, (rows, places) = sums.T.double().cpu().numpy(), upper.cpu().numpy()
@@ -535,16 +463,18 @@ class Study:
 
 def run(
     settings: Settings,
-    sizes: Mapping[str, tuple[np.ndarray, str]],
+    sizes: Mapping[str, np.ndarray],
     *,
     device: torch.device | str = "cpu",
-    said: Callable[[float, int, str], None] = lambda done, total, what: None,
+    said: Any = lambda done, total, what: None,
 ) -> Study:
-    """Return the whole simulation; `said` is told (trials done, trials in all, what).
+    """Return the whole simulation of some class sizes.
+
+    `said` is told (trials done, trials in all, what).
 
     Examples:
         >>> small = Settings(dimension=4, trials=1, test_points=2000)
-        >>> study = run(small, {"imagenet-lt": (np.array([90, 30, 9, 3]), "given")})
+        >>> study = run(small, {"imagenet-lt": np.array([90, 30, 9, 3])})
         >>> study.of("imagenet-lt", 10)[0].disagreement < 1  # post hoc and loss are one rule here
         True
     """
@@ -557,27 +487,24 @@ def run(
     trials = []
     for done, (name, multiple, seed) in enumerate(work):
         said(done, len(work), f"{name} ×{multiple}, trial {seed}")
-        counts = sizes[name][0]
-        trials.append(
-            run_trial(name, counts, multiple=multiple, settings=settings, seed=seed, device=device)
-        )
-    values = dict(vars(settings))
-    values["scales"] = {name: settings.scales[name] for name in sizes}
+        how: dict[str, Any] = {"multiple": multiple, "settings": settings, "seed": seed}
+        trials.append(run_trial(name, sizes[name], device=device, **how))
+    values = vars(settings) | {"scales": {name: settings.scales[name] for name in sizes}}
     values["multiples"] = {name: list(settings.multiples[name]) for name in sizes}
-    return Study(tuple(trials), {name: _facts(*found) for name, found in sizes.items()}, values)
-
-
-def _facts(counts: np.ndarray, source: str) -> dict[str, Any]:
-    groups = ClassPrior.from_counts(counts).groups()
-    return {
-        "source": source,
-        "classes": len(counts),
-        "examples": int(counts.sum()),
-        "largest": int(counts.max()),
-        "smallest": int(counts.min()),
-        "groups": {name: len(members) for name, members in groups.items()},
-        "bins": [round(float(np.exp(np.log(counts[b]).mean())), 2) for b in frequency_bins(counts)],
+    facts = {
+        name: {
+            "classes": len(counts),
+            "examples": int(counts.sum()),
+            "largest": int(counts.max()),
+            "smallest": int(counts.min()),
+            "bins": [
+                round(float(np.exp(np.log(counts[some]).mean())), 2)
+                for some in frequency_bins(counts)
+            ],
+        }
+        for name, counts in sizes.items()
     }
+    return Study(tuple(trials), facts, values)
 
 
 # ---------------------------------------------------------------------------- judgement, tables
@@ -623,13 +550,8 @@ def rules_table(study: Study, dataset: str) -> Table:
         )
         for method in METHODS
     ]
-    words = {
-        "file": "The real class sizes",
-        "rebuilt": "Class sizes rebuilt from what is published of the real ones",
-        "given": "The given class sizes",
-    }[facts["source"]]
     least, times = bayes(trials), study.multiples(dataset)[0]
-    words += f", {times} times" if times > 1 else ""
+    words = "The real class sizes" + (f", {times} times" if times > 1 else "")
     return Table(
         f"{LARGE[dataset].title}: {facts['classes']:,} classes, balanced error in percent",
         ("rule", "error", "above Bayes", *GROUPS),
@@ -671,13 +593,14 @@ def finding(study: Study, dataset: str) -> dict[str, Any]:
     """Return what the page says of a data set, in percent and points."""
     multiples = study.multiples(dataset)
     first, last = (study.of(dataset, multiple) for multiple in (multiples[0], multiples[-1]))
-    rare = list(first[0].groups["softmax"])[-1]  # few, where there are such classes
+    frequent, *_, rare = first[0].groups["softmax"]  # few, where there are such classes
     gain = [t.errors["softmax"].mean - t.errors["logit-adjusted"].mean for t in first]
-
-    def saved(group: str) -> float:
-        groups = [t.groups for t in first]
-        return float(np.mean([g["softmax"][group] - g["logit-adjusted"][group] for g in groups]))
-
+    saved = {
+        group: np.mean(
+            [t.groups["softmax"][group] - t.groups["logit-adjusted"][group] for t in first]
+        )
+        for group in (frequent, rare)
+    }
     return {
         "title": LARGE[dataset].title,
         "classes": study.sizes[dataset]["classes"],
@@ -685,8 +608,8 @@ def finding(study: Study, dataset: str) -> dict[str, Any]:
         "loss": excess(first, "logit-adjusted").mean,
         "gain": mean_interval(gain),
         "rare": rare,
-        "saved": saved(rare),
-        "paid": -saved(next(iter(first[0].groups["softmax"]))),
+        "saved": saved[rare],
+        "paid": -saved[frequent],
         "most": multiples[-1],
         "erm_last": excess(last, "softmax").mean,
         "loss_last": excess(last, "logit-adjusted").mean,
@@ -749,7 +672,7 @@ def _draw_sizes(axes: Any, study: Study, dataset: str) -> None:
     multiples = study.multiples(dataset)
     places = np.arange(len(multiples) + 1)
     of_size = [study.of(dataset, multiple) for multiple in multiples]
-    least = bayes(of_size[0])
+    least, small = bayes(of_size[0]), {"textcoords": "offset points", "fontsize": 7.5}
     for method in ("softmax", POSTHOC, "logit-adjusted"):
         ends = excess(of_size[0], LIMIT) if method == "softmax" else Estimate(0.0, 0.0)
         found = [*(excess(trials, method) for trials in of_size), ends]
@@ -758,23 +681,11 @@ def _draw_sizes(axes: Any, study: Study, dataset: str) -> None:
         if method == POSTHOC:
             continue
         for place, value, one in zip(places, values, found, strict=True):
-            axes.annotate(
-                f"+{one.mean:.2f}" if one.mean else "",
-                (place, value),
-                xytext=(4, 5),  # right of the line, which falls
-                textcoords="offset points",
-                ha="left",
-                fontsize=7.5,
-            )
+            gap = f"+{one.mean:.2f}" if one.mean else ""
+            # Right of the line, which falls.
+            axes.annotate(gap, (place, value), xytext=(4, 5), ha="left", **small)
     axes.axhline(least.mean, color=figures.color("bayes"), lw=1.1, ls="--")
-    axes.annotate(
-        f"Bayes {least.mean:.2f}",
-        (-0.2, least.mean),
-        xytext=(0, -4),
-        textcoords="offset points",
-        va="top",
-        fontsize=7.5,
-    )
+    axes.annotate(f"Bayes {least.mean:.2f}", (-0.2, least.mean), xytext=(0, -4), va="top", **small)
     axes.set_xlim(-0.25, places[-1] + 0.35)
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
@@ -809,7 +720,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ROOT / "results/large-simulation/large-simulation.json",
         help="The file of numbers, read and with --run written.",
     )
-    pages.add_page_arguments(parser)
 
 
 def _multiples(text: str) -> tuple[int, ...]:
@@ -824,8 +734,7 @@ def main(options: argparse.Namespace) -> None:
     if options.run:
         several = dict.fromkeys(DATASETS, options.multiples)
         settings = Settings(multiples=several, trials=options.trials)
-        names = options.dataset or DATASETS
-        sizes = {name: class_counts(name, options.data_dir) for name in names}
+        sizes = {n: class_counts(n, options.data_dir) for n in options.dataset or DATASETS}
         with pages.progress("simulating") as said:
             made = run(settings, sizes, device=device_of(options), said=said)
         write_text(options.record, made.to_json())

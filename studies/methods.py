@@ -14,10 +14,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from longtail import InputError
+from longtail.report.tables import Table, percent
 from longtail.runs import DataSpec
 from studies import _pages as pages
-from studies._pages import Table, mean_deviation, percent, points
+from studies._pages import mean_deviation, points, published
 from studies._records import (
     ADJUSTED,
     BY_PRIOR,
@@ -30,7 +30,7 @@ from studies._records import (
     cifar,
     resized,
 )
-from studies.exp import CIFARS
+from studies.exp import CIFARS, ERM, LOSS, TAU_BEST, TAU_ONE
 
 # Name, method, and what else a run of it needs.
 METHODS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
@@ -50,20 +50,14 @@ METHODS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("unit-norm head", "softmax", {"overrides": {"head": "unit-norm"}}),
 )
 LOSS_TAUS = (0.5, 1.0, 1.5, 2.0)
-PAPER = {"LDAM": (None, None), "LDAM + DRW": (22.97, 57.96)}  # as the paper quotes them
+PAPER = {"LDAM + DRW": dict(zip(CIFARS, (22.97, 57.96), strict=True))}  # as the paper quotes it
 
-SOFTMAX, LOSS = Row("softmax (ERM)", "softmax"), Row("logit adjusted", "logit-adjusted")
 ROWS = [
-    SOFTMAX,
-    Row("post-hoc logit adj., τ = 1", "softmax", ADJUSTED),
+    ERM,
+    TAU_ONE,
     Row("weight norm. by ν = π, τ = 1", "softmax", BY_PRIOR),
     Row("weight norm. by ν = π, τ held-out", "softmax", BY_PRIOR, "held-out"),
-    *(
-        Row(
-            name, name, paper={k: v for k, v in zip(CIFARS, PAPER.get(name, ()), strict=False) if v}
-        )
-        for name, _, _ in METHODS
-    ),
+    *(Row(name, name, paper=PAPER.get(name, {})) for name, _, _ in METHODS),
     Row("label smoothing, post-hoc logit adj., τ = 1", "label smoothing", ADJUSTED),
     LOSS,
 ]
@@ -112,9 +106,8 @@ def methods_table(columns: Sequence[Column]) -> Table:
     for row in ROWS:
         cells = [row.name]
         for column in columns:
-            paper, more = row.paper.get(column.key), column.difference(row, LOSS)
-            cells += [mean_deviation(column, row), "" if paper is None else f"{paper:.2f}"]
-            cells.append("" if row is LOSS else points(more))
+            more = "" if row is LOSS else points(column.difference(row, LOSS))
+            cells += [mean_deviation(column, row), published(row, column), more]
         rows.append(cells)
     return Table(
         "Balanced test error in percent, imbalance ratio 100",
@@ -128,46 +121,37 @@ def methods_table(columns: Sequence[Column]) -> Table:
     )
 
 
-def _by_source(
-    columns: Sequence[Column], runs: str, sources: Mapping[Source, str], base: Row, **texts: str
+def by_source(
+    columns: Sequence[Column],
+    title: str,
+    runs: str,
+    sources: Mapping[Source, str],
+    base: Row,
+    note: str,
 ) -> Table:
+    """Return runs adjusted after training, with τ chosen in several ways, against a row."""
     rows = []
     for source, words in sources.items():
         row, cells = Row(words, runs, ADJUSTED, source), [words]
         for column in columns:
             cell = column.cell(row)
-            cells += [
-                "–" if cell is None else f"{cell.taus.mean():.2f}",
-                mean_deviation(column, row),
-            ]
-            cells.append(points(column.difference(row, base)))
+            cells += ["–" if cell is None else f"{cell.taus.mean():.2f}"]
+            cells += [mean_deviation(column, row), points(column.difference(row, base))]
         rows.append(cells)
     header = [part for c in columns for part in (f"{c.title}: mean τ", "error", "change")]
-    return Table(texts["title"], ("τ chosen by", *header), rows, note=texts["note"])
+    return Table(title, ("τ chosen by", *header), rows, note=f"Change: against {note}, in points.")
 
 
-def taus_table(columns: Sequence[Column]) -> Table:
-    """Return post-hoc adjustment of softmax with τ chosen in several ways."""
-    return _by_source(
-        columns,
-        "softmax",
-        CHOSEN,
-        Row("", "softmax", ADJUSTED, "oracle"),
-        title="Post-hoc adjustment: what chooses τ",
-        note="Change: against the oracle τ*, in points.",
-    )
-
-
-def again_table(columns: Sequence[Column]) -> Table:
-    """Return what adjusting after the logit-adjusted loss does."""
-    return _by_source(
-        columns,
-        LOSS.runs,
-        AGAIN,
-        LOSS,
-        title="The logit-adjusted loss, adjusted again",
-        note="Change: against the loss as it is, in points.",
-    )
+def tables_of(columns: Sequence[Column]) -> list[Table]:
+    """Return every table."""
+    again, after = "The logit-adjusted loss, adjusted again", "Post-hoc adjustment: what chooses τ"
+    return [
+        methods_table(columns),
+        by_source(columns, again, LOSS.runs, AGAIN, LOSS, "the loss as it is"),
+        by_source(columns, after, ERM.runs, CHOSEN, TAU_BEST, "the oracle τ*"),
+        loss_taus_table(columns),
+        calibration_table(columns),
+    ]
 
 
 def loss_taus_table(columns: Sequence[Column]) -> Table:
@@ -205,23 +189,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Train what is missing, print the tables and write the page."""
     wanted = {name: resized(options, runs_of(cifar(name))) for name in options.dataset or CIFARS}
-    shelf = pages.trained(options, [one for runs in wanted.values() for one in runs])
-    if shelf is None:
+    shelf, finished = pages.trained(options, [one for runs in wanted.values() for one in runs])
+    if not finished:
         return
     columns = [Column.of(name, TITLES[name], runs, shelf) for name, runs in wanted.items()]
     columns = [column for column in columns if column.records]
-    if not columns:
-        raise InputError(f"there is no record of any of these runs in {options.records}.")
-    makers = (methods_table, again_table, taus_table, loss_taus_table, calibration_table)
-    tables = [make(columns) for make in makers]
+    pages.refuse_nothing(columns, options)
+    tables = tables_of(columns)
     pages.show(tables)
-    records = [one for column in columns for one in column.records]
     with pages.page(options, "docs/methods-compared.md") as write:
         write(
             pages.render(
                 "methods",
                 tables=tables,
-                **pages.facts(records),
+                **pages.facts([one for column in columns for one in column.records]),
                 missing=[f"{c.title}: {m}" for c in columns for m in c.missing()],
             )
         )

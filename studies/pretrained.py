@@ -12,8 +12,8 @@ same methods from scratch. Three seeds; minutes on a GPU.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,10 @@ from longtail import InputError
 from longtail.data import ImageSet, LongTailedData, load
 from longtail.data.subsets import make_long_tailed
 from longtail.report.compare import mean_interval
+from longtail.report.tables import Table, percent, spread
 from longtail.runs import DataSpec, RunSpec, Settings
 from studies import _pages as pages
-from studies._pages import Table, percent, points, spread
+from studies._pages import points
 from studies._records import (
     ADJUSTED,
     Record,
@@ -50,33 +51,18 @@ FINETUNE: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """Runs that differ in nothing but the seed."""
-
-    name: str  # of the start and of what is trained
-    method: str
-    recipe: str = "finetune"
-    overrides: Mapping[str, Any] | None = None
-    pretrained: bool = True  # whether they start from weights
-
-    def holds(self, one: Record) -> bool:
-        """Return whether a record is of such a run, of whatever seed, precision and epochs."""
-        frozen = bool(one.spec.recipe.values.get("freeze_backbone", False))
-        return (one.spec.method.name, "weights" in one.spec.settings, frozen) == (
-            self.method,
-            self.pretrained,
-            bool((self.overrides or {}).get("freeze_backbone")),
-        )
-
-
+SCRATCH, HEAD_ONLY, WHOLE = "from scratch", "pretrained, head only", "pretrained, fine-tuned"
+STARTS = {SCRATCH: {}, HEAD_ONLY: FINETUNE | {"freeze_backbone": True}, WHOLE: FINETUNE}
 METHODS = ("softmax", "logit-adjusted")
-HEAD_ONLY = FINETUNE | {"freeze_backbone": True}
-ROWS = [
-    *(Row("from scratch", method, "tuned", pretrained=False) for method in METHODS),
-    *(Row("pretrained, head only", method, overrides=HEAD_ONLY) for method in METHODS),
-    *(Row("pretrained, fine-tuned", method, overrides=FINETUNE) for method in METHODS),
-]
+ROWS = [(start, method) for start in STARTS for method in METHODS]
+
+
+def row_of(one: Record) -> tuple[str, str]:
+    """Return the start and the method of a record, whatever its seed, precision and epochs."""
+    start = SCRATCH
+    if "weights" in one.spec.settings:
+        start = HEAD_ONLY if one.spec.recipe.values.get("freeze_backbone") else WHOLE
+    return start, one.spec.method.name
 
 
 def halves(data_dir: Any = None) -> tuple[LongTailedData, LongTailedData]:
@@ -115,51 +101,46 @@ def train(
     how: dict[str, Any] = {"root": options.runs, "device": device, "together": options.together}
     how |= {"progress": report, "command": "python -m studies pretrained"}
 
-    def spec(data: DataSpec, row: Row, seed: int) -> RunSpec:
-        values = {**(row.overrides or {}), **changes}
-        made = make_spec(data, method=row.method, recipe=row.recipe, seed=seed, overrides=values)
+    def spec(data: DataSpec, method: str, recipe: str, seed: int, values: Any) -> RunSpec:
+        made = make_spec(data, method=method, recipe=recipe, seed=seed, overrides=values | changes)
         settings = {} if precision == "float32" else {"precision": precision}
         return replace(made, settings=Settings(settings))
 
-    before = spec(even.spec, Row("pretraining", "softmax", "tuned"), 0)
-    (run,) = train_cohort([before], even.train, **how)
+    (run,) = train_cohort([spec(even.spec, "softmax", "tuned", 0, {})], even.train, **how)
     weights = Weights(run.name, as_tensors(run.model()))
-    for row in ROWS:
-        specs = [spec(odd.spec, row, seed) for seed in range(options.seeds or SEEDS)]
-        if row.pretrained:
-            specs = [with_weights(one, weights) for one in specs]
-        start = weights if row.pretrained else None
-        for run in train_cohort(specs, odd.train, weights=start, **how):
+    for start, method in ROWS:
+        recipe, begin = ("tuned", None) if start == SCRATCH else ("finetune", weights)
+        seeds = range(options.seeds or SEEDS)
+        specs = [spec(odd.spec, method, recipe, seed, STARTS[start]) for seed in seeds]
+        specs = [with_weights(one, begin) if begin else one for one in specs]
+        for run in train_cohort(specs, odd.train, weights=begin, **how):
             write(record_of(evaluate(run, odd.test, device=device)), options.records)
 
 
-def errors(found: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the error of each class, shape (runs, classes), as trained and adjusted afterwards."""
-    plain = np.array([one.per_class() for one in found])
-    points_ = [one.point(ADJUSTED, "fixed") for one in found]
-    return plain, np.array([p.per_class for p in points_ if p is not None])
+def errors(found: Sequence[Record], adjusted: bool) -> np.ndarray:
+    """Return the error of each class, shape (runs, classes), perhaps adjusted at τ = 1."""
+    if adjusted:
+        return np.array([one.point(ADJUSTED, "fixed").per_class for one in found])
+    return np.array([one.per_class() for one in found])
 
 
 def table(records: Sequence[Record]) -> Table:
     """Return the balanced error of every start and method, and that of groups of classes."""
-    of_row = [sorted(filter(row.holds, records), key=lambda one: one.spec.seed) for row in ROWS]
+    of_row: dict[tuple[str, str], list[Record]] = {}
+    for one in sorted(records, key=lambda one: one.spec.seed):
+        of_row.setdefault(row_of(one), []).append(one)
     groups = {name: at for name, at in records[0].prior.groups().items() if len(at)}
     lines = []
-    for row, found in zip(ROWS, of_row, strict=True):
-        if not found:
-            continue
-        plain, adjusted = errors(found)
-        kinds = [(row.method, plain)]
-        kinds += [("softmax, post-hoc, τ = 1", adjusted)] if row.method == "softmax" else []
-        for method, values in kinds:
+    for start, method in (row for row in ROWS if row in of_row):
+        found, scratch = of_row[start, method], of_row.get((SCRATCH, method), [])
+        for adjusted in (False, True) if method == "softmax" else (False,):
+            values, against = errors(found, adjusted), "–"
             balanced = values.mean(1)
-            scratch = of_row[METHODS.index(row.method)]  # which stand first
-            against = "–"
-            if row.pretrained and len(scratch) == len(found):
-                base = errors(scratch)[0 if method == row.method else 1].mean(1)
-                against = points(mean_interval(balanced - base))
+            if start != SCRATCH and len(scratch) == len(found):
+                against = points(mean_interval(balanced - errors(scratch, adjusted).mean(1)))
             each = [percent(values[:, at].mean()) for at in groups.values()]
-            lines.append((row.name, method, spread(list(balanced)), against, *each))
+            name = "softmax, post-hoc, τ = 1" if adjusted else method
+            lines.append((start, name, spread(list(balanced)), against, *each))
     header = ("start", "method", "balanced error", "against from scratch", *groups)
     return Table(
         "Balanced test error in percent, fifty classes, imbalance ratio 100",
@@ -185,11 +166,11 @@ def main(options: argparse.Namespace) -> None:
         with pages.progress("training") as report:
             train(options, partial(halves, options.data_dir), report)
     records = Shelf(options.records).records
-    if not records:
-        raise InputError(f"there is no record of any of these runs in {options.records}.")
+    pages.refuse_nothing(records, options)
     found = table(records)
     pages.show([found])
-    lacking = [f"{row.name}, {row.method}" for row in ROWS if not any(map(row.holds, records))]
+    there = set(map(row_of, records))
+    lacking = [", ".join(row) for row in ROWS if row not in there]
     if lacking:
         pages.note(f"Not yet trained: {'; '.join(lacking)}.")
     with pages.page(options, "docs/pretrained.md") as write_page:

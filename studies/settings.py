@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from longtail import InputError
+from longtail.report.tables import Table, percent
 from studies import _pages as pages
-from studies._pages import Table, mean_deviation, percent
+from studies._pages import mean_deviation
 from studies._records import (
     ROOT,
     SCALED,
@@ -97,8 +97,8 @@ def main(options: argparse.Namespace) -> None:
         for name in options.dataset or CIFARS
     }
     rows = [one for found in wanted.values() for runs in found.values() for one in runs]
-    shelf = pages.trained(options, rows)
-    if shelf is None:
+    shelf, finished = pages.trained(options, rows)
+    if not finished:
         return
     known = Shelf(ROOT / "results/exp")
     columns, tables = {}, []
@@ -115,8 +115,7 @@ def main(options: argparse.Namespace) -> None:
         tables += [settings_table(f"{title}, {t}", mine, some) for t, some in parts.items()]
     records = [r for found in columns.values() for c in found.values() for r in c.records]
     records = [one for one in records if one in shelf.records]
-    if not records:
-        raise InputError(f"there is no record of any of these runs in {options.records}.")
+    pages.refuse_nothing(records, options)
     tables.append(spread_table(columns))
     pages.show(tables)
     with pages.page(options, "docs/settings.md") as write:

@@ -37,28 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     """Train what is missing, print the tables and write the page."""
-    columns = exp.collect(options, profile=PROFILE)
+    columns = exp.collect(options, ROWS, "Balanced error in percent, STEP", PROFILE)
     if columns is None:
         return
-    claims, marks = exp.claims_table(columns, exp.claims), exp.marks_table(columns, MARKED)
-    exp.show_columns(columns, ROWS, "Balanced error in percent, STEP")
+    claims, marks = exp.claims_table(columns), exp.marks_table(columns, MARKED)
     pages.show([claims, marks])
-    records = [one for column in columns for one in column.records]
+    lacking = {f"{c.title}, recipe `{c.recipe}`": c.missing() for c in columns}
     with pages.page(options, "docs/step.md") as write:
         write(
             pages.render(
                 "step",
-                **pages.facts(records),
+                **pages.facts([one for column in columns for one in column.records]),
                 overview=exp.overview(columns, ROWS),
                 taus=exp.taus_table(columns),
                 claims=claims,
                 marks=marks,
                 recipes=list(dict.fromkeys(column.recipe for column in columns)),
-                missing=[
-                    f"{c.title}, recipe `{c.recipe}`: {'; '.join(c.missing())}"
-                    for c in columns
-                    if c.missing()
-                ],
+                missing=[f"{name}: {'; '.join(runs)}" for name, runs in lacking.items() if runs],
             )
         )
         exp.write_figures(write, columns, ROWS)

@@ -15,18 +15,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtail import InputError
 from longtail.priors import GROUPS
 from longtail.report import figures
 from longtail.report.compare import Interval, mean_interval
+from longtail.report.tables import Table, percent, signed, spread
 from longtail.train.recipe import recipe_values
 from studies import _pages as pages
 from studies import exp
-from studies._pages import Table, mean_deviation, percent, signed, spread
+from studies._pages import mean_deviation
 from studies._records import (
     ADJUSTED,
     DEV,
@@ -39,7 +39,6 @@ from studies._records import (
     add_training_arguments,
     cifar,
     resized,
-    train_missing,
 )
 
 TEN, HUNDRED = DATASETS = ("cifar10-lt", "cifar100-lt")
@@ -185,51 +184,52 @@ def runs_of(dataset: str, ratio: float = RATIOS[0]) -> dict[str, list[Runs]]:
 # ---------------------------------------------------------------------------- judgement
 
 
+def dev_error(one: Record) -> float:
+    """Return the balanced error on the development set, which may lack classes.
+
+    The nearest classes in size, on a log scale, stand in for those.
+    """
+    sizes, there = np.log(one.document["counts"]), one.examples(DEV) > 0
+    away = np.abs(sizes[:, None] - np.where(there, sizes, np.inf))
+    near = away <= away.min(axis=1, keepdims=True) + 1e-9
+    shares = np.where(there[:, None], np.eye(len(sizes)), near / near.sum(axis=1, keepdims=True))
+    return float(np.nansum(shares.mean(axis=0) * one.per_class(DEV)))
+
+
 @dataclass(frozen=True, eq=False)
 class Line:
-    """The records of a row, in order of seed, judged; errors are fractions."""
+    """The records of a row, in order of seed, judged; errors are fractions, one of each run."""
 
     runs: Runs
     records: list[Record]
-    taught_seconds: float  # training time of the teachers
+    errors: np.ndarray  # balanced, on the test set as it was trained
+    tuned: np.ndarray  # there at the τ of the development set
+    taus: np.ndarray  # that τ
+    dev: np.ndarray  # on the development set
+    dev_tuned: np.ndarray  # there at the τ that was chosen there
+    minutes: float  # cost of one such network, its teachers included
 
     @classmethod
     def of(cls, runs: Runs, shelf: Shelf) -> Line | None:
         """Return the line of a row, or None while a run or a teacher of it has no record."""
         if shelf.missing([runs, *runs.teachers]):
             return None
-        taught = sum(one.seconds for row in runs.teachers for one in shelf.of(row))
-        return cls(runs, shelf.of(runs), taught)
+        records = shelf.of(runs)
+        teaching = sum(one.seconds for row in runs.teachers for one in shelf.of(row))
+        values = (
+            [one.per_class().mean() for one in records],
+            [one.again.per_class.mean() for one in records],
+            [one.again.tau for one in records],
+            [dev_error(one) for one in records],
+            [one.document["again"]["dev_error"] for one in records],
+        )
+        minutes = float(np.mean([one.seconds for one in records]) + teaching) / 60
+        return cls(runs, records, *map(np.array, values), minutes)
 
     @property
     def name(self) -> str:
         """Name of the row."""
         return self.runs.name
-
-    @property
-    def errors(self) -> np.ndarray:
-        """Balanced test error of each run as it was trained, shape (runs,)."""
-        return np.array([one.per_class().mean() for one in self.records])
-
-    @property
-    def tuned(self) -> np.ndarray:
-        """Balanced test error at the τ of the development set, shape (runs,)."""
-        return np.array([one.again.per_class.mean() for one in self.records])
-
-    @property
-    def taus(self) -> np.ndarray:
-        """τ of the development set for each run."""
-        return np.array([one.again.tau for one in self.records])
-
-    @property
-    def dev(self) -> np.ndarray:
-        """Balanced error on the development set, shape (runs,)."""
-        return np.array([one.dev_error for one in self.records])
-
-    @property
-    def dev_tuned(self) -> np.ndarray:
-        """Balanced error there at the τ that was chosen there, shape (runs,)."""
-        return np.array([one.document["again"]["dev_error"] for one in self.records])
 
     @property
     def groups(self) -> dict[str, float]:
@@ -239,18 +239,17 @@ class Line:
         return {k: float(errors[v].mean()) if len(v) else math.nan for k, v in found.items()}
 
     @property
-    def epochs(self) -> int | None:
-        """Of each run; None for a mean of others."""
-        return self.records[0].spec.recipe.values.get("epochs")
+    def epochs(self) -> str:
+        """Of each run; a dash for a mean of others."""
+        return str(self.records[0].spec.recipe.values.get("epochs") or "–")
 
     @property
-    def minutes(self) -> float:
-        """Cost of one such network, its teachers included."""
-        own = np.mean([one.seconds for one in self.records])
-        return float(own + self.taught_seconds) / 60
+    def wide(self) -> bool:
+        """Whether these networks are four times as wide."""
+        return self.records[0].spec.model.name == "resnet32x4"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; errors in percent."""
+        """Return plain values for JSON; errors in percent."""
         errors = {name: getattr(self, name) for name in ("errors", "tuned", "dev", "dev_tuned")}
         return {
             "name": self.name,
@@ -277,8 +276,12 @@ class Setting:
         found = {(p, row.name): Line.of(row, self.shelf) for p in self.rows for row in self.rows[p]}
         return {key: line for key, line in found.items() if line is not None}
 
+    def line(self, part: str, name: str) -> Line | None:
+        """Return a line, or None while it lacks a record."""
+        return self.lines.get((part, name))
+
     def part(self, *parts: str) -> list[Line]:
-        """The lines of some parts, in order."""
+        """Return the lines of some parts, in order."""
         return [line for (part, _), line in self.lines.items() if part in parts]
 
     @property
@@ -296,10 +299,6 @@ class Setting:
         """The networks that teachers taught."""
         return [o for o in self.part("students", "best") if o.runs.recipe == "strong-student"]
 
-    def line(self, part: str, name: str) -> Line | None:
-        """A line, or None while it lacks a record."""
-        return self.lines.get((part, name))
-
     @cached_property
     def records(self) -> list[Record]:
         """Every record once; a teacher may be a run of another row, too."""
@@ -307,7 +306,7 @@ class Setting:
         return list({one.name: one for one in found}.values())
 
     def missing(self) -> list[str]:
-        """The runs that should be on record and aren't."""
+        """Return the runs that should be on record and aren't."""
         return self.shelf.missing(row for rows in self.rows.values() for row in rows)
 
     @property
@@ -319,14 +318,13 @@ class Setting:
 # ---------------------------------------------------------------------------- published
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """A published error, in percent, of one narrow ResNet-32 at imbalance ratio 100."""
 
     name: str
     dataset: str
     error: float
-    epochs: int | None = None
+    epochs: int | str = "–"
     network: str = "ResNet-32"
     selection: str = "–"  # what its epoch was chosen on, where its public code shows that
     source: str = "–"
@@ -359,12 +357,12 @@ def published(dataset: str) -> list[Published]:
 
 
 def minutes_text(value: float) -> str:
-    """Minutes with two digits or so: ``0.84``, ``4.2``, ``12``."""
+    """Return minutes with two digits or so: ``0.84``, ``4.2``, ``12``."""
     return f"{value:.{2 if value < 1 else 1 if value < 10 else 0}f}"
 
 
 def by_group(line: Line) -> list[str]:
-    """A cell for each of `GROUPS`."""
+    """Return a cell for each of `GROUPS`."""
     return [percent(line.groups[name]) for name in GROUPS]
 
 
@@ -408,45 +406,37 @@ def readme_table(settings: Sequence[Setting]) -> Table:
         Column.of(one.dataset, TITLES[one.dataset], exp.definition(one.dataset, "tuned"), shelf)
         for one in settings
     ]
-    rows = {
-        "softmax": exp.ERM,
-        "softmax, adjusted with τ from held-out data": exp.row_of(ADJUSTED, "held-out"),
-        "logit-adjusted loss": exp.LOSS,
-    }
-    found = [[name, *(mean_deviation(c, row) for c in columns)] for name, row in rows.items()]
     lines = [one.line("strong", "strong") for one in settings]
-    found.append(["the same loss, trained long and well", *(spread(o.errors) for o in lines)])
     taught = [min(one.students, key=lambda o: o.dev_tuned.mean()) for one in settings]
-    found.append(["and taught by several networks, τ tuned", *(spread(o.tuned) for o in taught)])
     lowest = [published(one.dataset)[0] for one in settings]
-    found.append(["lowest published that we know of", *(f"{o.error:.1f}" for o in lowest)])
+    rows = {
+        "softmax": [mean_deviation(c, exp.ERM) for c in columns],
+        "softmax, adjusted with τ from held-out data": [
+            mean_deviation(c, exp.row_of(ADJUSTED, "held-out")) for c in columns
+        ],
+        "logit-adjusted loss": [mean_deviation(c, exp.LOSS) for c in columns],
+        "the same loss, trained long and well": [spread(o.errors) for o in lines],
+        "and taught by several networks, τ tuned": [spread(o.tuned) for o in taught],
+        "lowest published that we know of": [f"{o.error:.1f}" for o in lowest],
+    }
     return Table(
         "Balanced test error in percent, imbalance ratio 100",
         ("", *(TITLES[one.dataset] for one in settings)),
-        found,
+        [(name, *cells) for name, cells in rows.items()],
     )
 
 
 def results_table(setting: Setting) -> Table:
     """Return all kinds of networks but single teachers, beside what is published."""
-    rows = []
-    if setting.ratio == RATIOS[0]:
-        rows += [
-            (f"{one.name}, published", str(one.epochs or "–"), f"{one.error:.1f}", *["–"] * 5)
-            for one in reversed(published(setting.dataset))
-        ]
-    lines = [*setting.part("strong"), *setting.means, *setting.students]
-    rows += [
-        (
-            line.name,
-            str(line.epochs or "–"),
-            spread(line.errors),
-            spread(line.tuned),
-            *by_group(line),
-            minutes_text(line.minutes),
-        )
-        for line in lines
+    of_paper = published(setting.dataset) if setting.ratio == RATIOS[0] else []
+    rows = [
+        (f"{one.name}, published", str(one.epochs), f"{one.error:.1f}", *["–"] * 5)
+        for one in reversed(of_paper)
     ]
+    lines = [*setting.part("strong"), *setting.means, *setting.students]
+    for line in lines:
+        cells = (line.epochs, spread(line.errors), spread(line.tuned), *by_group(line))
+        rows.append((line.name, *cells, minutes_text(line.minutes)))
     taus = "; ".join(f"{line.name} {line.taus.mean():.2f}" for line in lines)
     return Table(
         f"Balanced test error in percent, {setting.title}",
@@ -458,32 +448,29 @@ def results_table(setting: Setting) -> Table:
 
 def teachers_table(setting: Setting) -> Table:
     """Return each teacher by itself, and their mean logits."""
+    lines = (*setting.singles, *setting.means)
     return Table(
         f"The teachers, {setting.title}",
         ("teacher", "dev", "test", *GROUPS),
-        [
-            (one.name, spread(one.dev), spread(one.errors), *by_group(one))
-            for one in (*setting.singles, *setting.means)
-        ],
+        [(one.name, spread(one.dev), spread(one.errors), *by_group(one)) for one in lines],
     )
 
 
 def ratios_table(settings: Sequence[Setting]) -> Table:
     """Return the same recipes at every imbalance ratio."""
-    wanted = (
-        ("strong, 300 epochs", "strong", "strong, 300 epochs"),
-        ("strong", "strong", "strong"),
-        ("the teachers' mean", "teachers", None),
-        (DISTILLED, "students", DISTILLED),
-    )
-    rows = []
-    for words, part, name in wanted:
-        found = [
-            next((o for o in one.part(part) if name == (None if o.runs.mean else o.name)), None)
+    of_row = {
+        "strong, 300 epochs": [one.line("strong", "strong, 300 epochs") for one in settings],
+        "strong": [one.line("strong", "strong") for one in settings],
+        "the teachers' mean": [
+            next((line for line in one.part("teachers") if line.runs.mean), None)
             for one in settings
-        ]
+        ],
+        DISTILLED: [one.line("students", DISTILLED) for one in settings],
+    }
+    rows = []
+    for words, lines in of_row.items():
         for word, measure in ((words, "errors"), (f"{words}, τ tuned", "tuned")):
-            errors = [math.nan if line is None else getattr(line, measure).mean() for line in found]
+            errors = [math.nan if line is None else getattr(line, measure).mean() for line in lines]
             rows.append((word, *(percent(error, digits=2) for error in errors)))
     return Table(
         "Balanced test error in percent at other imbalance ratios",
@@ -514,10 +501,24 @@ def base_of(name: str) -> str:
 def changes_table(settings: Sequence[Setting], part: str, *, title: str) -> Table:
     """Return the errors of the ablation or the removal, and their changes, in pairs of columns."""
     names = dict.fromkeys(line.name for one in settings for line in one.part(part))
-    rows = [
-        (name, *(cell for one in settings for cell in _change_cells(one, part, name)))
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        cells = [name]
+        for setting in settings:
+            line, base = setting.line(part, name), setting.line(part, base_of(name))
+            cells.append(percent(float(line.errors.mean()), digits=2) if line else "–")
+            for measure in ("errors", "tuned"):
+                if line is None:
+                    cells.append("–")
+                elif base is None or base is line:
+                    cells.append("")
+                else:
+                    found = change(line, base, measure)
+                    text = signed(found.mean, digits=2)
+                    if found.seeds > 1:
+                        text += f" ± {percent(found.half_width, digits=2)}"
+                    cells.append(f"**{text}**" if found.excludes_zero else text)
+        rows.append(cells)
     header = [f"{TITLES[one.dataset]}|change|change, τ tuned".split("|") for one in settings]
     return Table(
         title,
@@ -530,37 +531,12 @@ def changes_table(settings: Sequence[Setting], part: str, *, title: str) -> Tabl
     )
 
 
-def _change_cells(setting: Setting, part: str, name: str) -> list[str]:
-    line, base = setting.line(part, name), setting.line(part, base_of(name))
-    if line is None:
-        return ["–"] * 3
-    cells = [percent(float(line.errors.mean()), digits=2)]
-    if base is None or base is line:
-        return [*cells, "", ""]
-    for measure in ("errors", "tuned"):
-        found = change(line, base, measure)
-        text = signed(found.mean, digits=2)
-        if found.seeds > 1:
-            text += f" ± {percent(found.half_width, digits=2)}"
-        cells.append(f"**{text}**" if found.excludes_zero else text)
-    return cells
-
-
 def published_table() -> Table:
     """Return what the published rows are, as their papers and their code say."""
     return Table(
         "Published errors of one narrow ResNet-32 at imbalance ratio 100",
         ("method", "data set", "error", "epochs", "network", "epoch chosen on", "paper"),
-        [
-            (
-                o.name,
-                TITLES[o.dataset],
-                f"{o.error:.1f}",
-                str(o.epochs or "–"),
-                *(o.network, o.selection, o.source),
-            )
-            for o in PUBLISHED
-        ],
+        [(o.name, TITLES[o.dataset], f"{o.error:.1f}", str(o.epochs), *o[4:]) for o in PUBLISHED],
     )
 
 
@@ -589,33 +565,29 @@ def _draw_setting(axes: Any, setting: Setting) -> None:
     # Last, whether the error at the tuned τ is shown, too.
     groups: list[tuple[str, list[Line], str, str, bool]] = [
         ("ablation", setting.part("ablation", "removal"), figures.LIGHT_GRAY, "o", False),
-        ("teachers", [o for o in single if not _is_wide(o)], figures.SKY, "^", False),
-        ("wide teachers", [o for o in single if _is_wide(o)], figures.GREEN, "v", False),
+        ("teachers", [o for o in single if not o.wide], figures.SKY, "^", False),
+        ("wide teachers", [o for o in single if o.wide], figures.GREEN, "v", False),
         ("strong", setting.part("strong"), figures.BLUE, "o", True),
         ("teachers' mean", setting.means, figures.ORANGE, "s", True),
         (DISTILLED, [o for o in taught if o.name == DISTILLED], figures.VERMILION, "D", True),
         ("other students", [o for o in taught if o.name != DISTILLED], figures.WINE, "D", True),
     ]
     for label, lines, color, marker, tuned in groups:
+        x = [max(line.minutes, 1e-3) for line in lines]
+        y = [100 * float(line.errors.mean()) for line in lines]
         if lines:
-            x = [max(line.minutes, 1e-3) for line in lines]
-            y = [100 * float(line.errors.mean()) for line in lines]
             axes.plot(x, y, marker, color=color, ms=5, mew=0, ls="", label=label)
         if lines and tuned:
             y = [100 * float(line.tuned.mean()) for line in lines]
             axes.plot(x, y, marker, mfc="none", mec=color, ms=5, mew=0.9, ls="")
     axes.plot([], [], "o", mfc="none", mec=figures.GRAY, ms=5, mew=0.9, ls="", label="τ tuned")
-    _draw_published(axes, published(setting.dataset) if setting.ratio == RATIOS[0] else [])
+    _draw_published(axes, published(setting.dataset))
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("minutes of a full GPU, teachers included")
     axes.set_title(setting.title)
-
-
-def _is_wide(line: Line) -> bool:
-    return line.records[0].spec.model.name == "resnet32x4"
 
 
 def _draw_published(axes: Any, rows: Sequence[Published]) -> None:
@@ -625,18 +597,11 @@ def _draw_published(axes: Any, rows: Sequence[Published]) -> None:
         axes.axhline(one.error, color=figures.GRAY, lw=0.8, ls=":", **named)
     low, high = axes.get_ylim()
     column, before = 0, -math.inf
+    look = {"ha": "right", "va": "bottom", "fontsize": 6.5, "color": figures.GRAY}
     for one in rows:
         column = column + 1 if one.error - before < 0.055 * (high - low) else 0
-        before = one.error
-        axes.annotate(
-            one.name,
-            (1.0 - 0.11 * column, one.error),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            fontsize=6.5,
-            color=figures.GRAY,
-        )
+        before, place = one.error, (1.0 - 0.11 * column, one.error)
+        axes.annotate(one.name, place, xycoords=("axes fraction", "data"), **look)
 
 
 # ---------------------------------------------------------------------------- page
@@ -696,17 +661,12 @@ def tables(settings: Sequence[Setting]) -> list[Table]:
 def text(settings: Sequence[Setting]) -> str:
     """Return the page."""
     main = {one.dataset: one for one in settings if one.ratio == RATIOS[0]}
-    tables_of = {
-        dataset: [results_table(one), teachers_table(one)] for dataset, one in main.items()
-    }
-    records = [one for setting in settings for one in setting.records]
     return pages.render(
         "how-far",
-        settings=settings,
         ten=main[TEN].line,
         hundred=main[HUNDRED].line,
         summary=summary_table(list(main.values())),
-        tables=tables_of,
+        tables=[(results_table(one), teachers_table(one)) for one in main.values()],
         ratios=ratios_table(settings),
         ablation=changes_table(list(main.values()), "ablation", title=SHORT),
         removal=changes_table(list(main.values()), "removal", title=LONG),
@@ -716,7 +676,7 @@ def text(settings: Sequence[Setting]) -> str:
         lowest={dataset: published(dataset)[0].error for dataset in DATASETS},
         selections=selections(),
         change=change,
-        **pages.facts(records),
+        **pages.facts([one for setting in settings for one in setting.records]),
         dev=[int(one.records[0].examples(DEV).sum()) for one in settings],
         spread=spread,
         minutes_text=minutes_text,
@@ -725,29 +685,16 @@ def text(settings: Sequence[Setting]) -> str:
 
 def main(options: argparse.Namespace) -> None:
     """Train what has no record, print the tables and write the page."""
-    rows = {
-        (dataset, ratio): {
-            part: resized(options, found) for part, found in runs_of(dataset, ratio).items()
-        }
-        for dataset in options.dataset or DATASETS
-        for ratio in options.rho or RATIOS
-    }
-    wanted = [
-        row
-        for parts in rows.values()
-        for part, found in parts.items()
-        if part in (options.part or PARTS)
-        for row in found
-    ]
-    with pages.progress("training") as said:
-        shelf, finished = train_missing(options, wanted, progress=said)
-    every = [Setting(*key, parts, shelf) for key, parts in rows.items()]
+    every, wanted = [], []
+    for dataset in options.dataset or DATASETS:
+        for ratio in options.rho or RATIOS:
+            parts = {k: resized(options, rows) for k, rows in runs_of(dataset, ratio).items()}
+            every.append((dataset, ratio, parts))
+            wanted += [row for k in parts if k in (options.part or PARTS) for row in parts[k]]
+    shelf, _ = pages.trained(options, wanted)
+    every = [Setting(*one, shelf) for one in every]
     settings = [one for one in every if one.lines]
-    missing = sum(len(one.missing()) for one in every)
-    if not finished:
-        pages.note("Time is up. Nothing is lost: the same command goes on.")
-    if not settings:
-        raise InputError(f"there is no record of any of its runs in {options.records}.")
+    pages.refuse_nothing(settings, options)
     if options.json:
         found = {
             one.title: {part: [line.to_dict() for line in one.part(part)] for part in one.rows}
@@ -756,6 +703,7 @@ def main(options: argparse.Namespace) -> None:
         sys.stdout.write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         return
     pages.show(tables(settings))
+    missing = sum(len(one.missing()) for one in every)
     if missing or len(settings) < len(DATASETS) * len(RATIOS):
         why = f"{missing} of its rows lack runs" if missing else "it shows all data and ratios"
         pages.note(f"The page is left as it is: {why}.")

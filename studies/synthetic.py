@@ -28,8 +28,8 @@ from longtail import (
     normalize_weights,
 )
 from longtail.report import figures
+from longtail.report.tables import Table, percent
 from studies import _pages as pages
-from studies._pages import Table, percent
 
 TRIALS, TRAIN, TEST = 100, 10_000, 10_000
 RARE = 0.05  # P(y = 1)
@@ -426,7 +426,6 @@ def _draw_curves(axes: Any, results: Results) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this study."""
     parser.add_argument("--trials", type=int, default=TRIALS, help="Independent repetitions.")
-    pages.add_page_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> None:

@@ -30,8 +30,8 @@ from longtail import (
 from longtail.consistency import binary
 from longtail.consistency.binary import BinaryLoss
 from longtail.report import figures
+from longtail.report.tables import Table
 from studies import _pages as pages
-from studies._pages import Table
 from studies.synthetic import fit
 
 # ---------------------------------------------------------------------------- Table 1
@@ -586,11 +586,6 @@ FIGURES = {
     "inverse-links": "Inverse link functions of binary losses",
     "bayes-risks": "Conditional Bayes risks of binary losses",
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this study."""
-    pages.add_page_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> None:

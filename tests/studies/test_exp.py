@@ -28,7 +28,7 @@ def column(dataset, recipe="tuned"):
 
 
 def verdicts(dataset, recipe="tuned"):
-    return {claim.text: claim.verdict for claim in exp.claims(column(dataset, recipe))}
+    return {text: claim.verdict for text, claim in exp.claims(column(dataset, recipe)).items()}
 
 
 def test_every_run_has_its_record_and_every_record_its_run():
@@ -65,7 +65,7 @@ def test_cells_are_means_of_wrong_counts():
     ],
 )
 def test_a_verdict_needs_an_interval_that_excludes_the_opposite(low, high, bounds, verdict):
-    found = exp.judged("x", Interval((low + high) / 2, low, high, 5), bounds=bounds)
+    found = exp.Claim("x", Interval((low + high) / 2, low, high, 5), bounds)
     assert found.verdict == verdict
 
 
@@ -96,7 +96,7 @@ def test_what_the_prose_of_the_page_says():
     assert verdicts("cifar10-lt")[best] == "not held"
     assert verdicts("cifar100-lt")["the loss gains on classes with many examples"] == "not held"
     for dataset in exp.CIFARS:
-        softmax, loss = exp._part_errors(column(dataset))["head"]
+        softmax, loss = exp.part_errors(column(dataset))["head"]
         assert loss > softmax
 
 
@@ -122,7 +122,7 @@ def test_the_page_of_what_holds_is_made_from_the_records(tmp_path, capsys):
 
 
 def test_every_claim_is_one_that_is_judged():
-    texts = {claim.text for column in holds.columns() for claim in exp.claims(column)}
+    texts = {text for column in holds.columns() for text in exp.claims(column)}
     assert {text for _, text in holds.TRAINED} <= texts
 
 

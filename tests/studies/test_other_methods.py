@@ -37,11 +37,12 @@ def column(tmp_path_factory):
 def test_every_table_has_every_method_that_was_trained(column):
     _, found = column
     assert not found.missing()
-    for make in (methods.taus_table, methods.again_table, methods.loss_taus_table):
-        assert "–" not in {cell for row in make([found]).rows for cell in row}
-    lacking = {row[0] for row in methods.methods_table([found]).rows if row[1] == "–"}
+    table, *others, calibration = methods.tables_of([found])
+    for one in others:
+        assert "–" not in {cell for row in one.rows for cell in row}
+    lacking = {row[0] for row in table.rows if row[1] == "–"}
     assert lacking == {"LDAM", "LDAM + DRW", "under-sampling"}
-    rows = {row[0]: row[1:] for row in methods.calibration_table([found]).rows}
+    rows = {row[0]: row[1:] for row in calibration.rows}
     assert rows["softmax (ERM)"][0] != "–"
 
 

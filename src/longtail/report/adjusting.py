@@ -15,10 +15,38 @@ _NUMBERS, _LEAST_NAME = 62, 18
 
 def summary(result: AdjustResult) -> list[str]:
     """Return what was read, which tau was taken and how it was judged, and what came out."""
-    source, tuning = result.predictions, result.tuning
+    source, tally = result.predictions, result.tally
     what = {"logits": "logits", "probs": "probabilities"}[source.kind]
     classes = f"{source.num_classes:,} classes"
-    tau = f"tau = {result.tau:.4g}"
+    if tally is None:
+        rows = f"{source.num_rows:,} " if source.num_rows is not None else ""
+        unsure = f"Label some examples to see whether tau = {result.tau:.4g} is right."
+        if result.tau == 1:
+            unsure = "That tau = 1 is right holds for calibrated models; "
+            unsure += "label some examples to be sure."
+        return [
+            f"{source.name}: {what} of {rows}examples without labels, {classes}.",
+            _chosen(result),
+            f"Nothing could be measured: the examples have no labels. {unsure}",
+        ]
+    amount = result.num_judged + result.num_left_out
+    amount += result.num_tuned if result.protocol == "split" else 0
+    first = f"{source.name}: {what} of {amount:,} labelled examples, {classes}."
+    found = [first, _chosen(result), conclusion(result)]
+    if len(result.left_out):
+        names = _checks.listing([source.label(int(k)) for k in result.left_out])
+        found.append(f"Left out of all means, for lack of labelled examples: {names}.")
+    if few := int(((tally.counts > 0) & (tally.counts < _FEW)).sum()):
+        found.append(
+            f"{plural(few, 'class was', 'classes were')} judged on fewer than {_FEW} "
+            f"examples: trust the means more than single classes."
+        )
+    return found + _doubts(result)
+
+
+def _chosen(result: AdjustResult) -> str:
+    """Return tau, where it comes from, and how it was judged."""
+    tuning, tau = result.tuning, f"tau = {result.tau:.4g}"
     if tuning is not None and tuning.confidence is not None:
         low, high = tuning.confidence
         tau += f" ({tuning.confidence_level:.0%} bootstrap interval {low:.3g} to {high:.3g})"
@@ -30,45 +58,23 @@ def summary(result: AdjustResult) -> list[str]:
         tau += f", chosen on all of them; judged by cross-fitting, each of {len(taus)} folds with "
         tau += f"the tau of the others ({taus.min():.3g} to {taus.max():.3g})"
     elif result.tally is not None:
-        cross = result.protocol == "cross-fit"
-        tau += f", as given{'; judged by cross-fitting the prior' if cross else ''}"
+        cross = "; judged by cross-fitting the prior" if result.protocol == "cross-fit" else ""
+        tau += f", as given{cross}"
     effective = " The prior is what the model shows to have learnt, its mean prediction."
-    tau += f".{effective if result.effective else ''}"
-    if result.tally is None:
-        rows = f"{source.num_rows:,} " if source.num_rows is not None else ""
-        unsure = f"Label some examples to see whether tau = {result.tau:.4g} is right."
-        if result.tau == 1:
-            unsure = "That tau = 1 is right holds for calibrated models; "
-            unsure += "label some examples to be sure."
-        return [
-            f"{source.name}: {what} of {rows}examples without labels, {classes}.",
-            tau,
-            f"Nothing could be measured: the examples have no labels. {unsure}",
-        ]
-    amount = result.num_judged + result.num_left_out
-    amount += result.num_tuned if result.protocol == "split" else 0
-    found = [
-        f"{source.name}: {what} of {amount:,} labelled examples, {classes}.",
-        tau,
-        conclusion(result),
-    ]
-    if len(result.left_out):
-        names = _checks.listing([source.label(int(k)) for k in result.left_out])
-        found.append(f"Left out of all means, for lack of labelled examples: {names}.")
-    judged = result.tally.counts
-    if few := int(((judged > 0) & (judged < _FEW)).sum()):
-        found.append(
-            f"{plural(few, 'class was', 'classes were')} judged on fewer than {_FEW} "
-            f"examples: trust the means more than single classes."
-        )
+    return f"{tau}.{effective if result.effective else ''}"
+
+
+def _doubts(result: AdjustResult) -> list[str]:
+    """Return what speaks against a chosen tau."""
+    tuning = result.tuning
     if tuning is None:
-        return found
+        return []
+    found, (low, high) = [], tuning.bounds
     if tuning.confidence is not None and tuning.few_decide:
         found.append(
             f"In effect {tuning.deciding_examples:.0f} of the examples decide about tau, those of "
             f"rare classes, so its interval is likely too narrow."
         )
-    low, high = tuning.bounds
     if tuning.indifferent:
         found.append(f"Every tau within the bounds {low:g} and {high:g} is equally good.")
     elif tuning.at_zero:
@@ -83,16 +89,11 @@ def summary(result: AdjustResult) -> list[str]:
     return found
 
 
-def main_change(result: AdjustResult) -> tuple[str, Change]:
-    """Return the error that was to be lowered, with its name."""
-    if (expected := result.expected) is not None:
-        return "error under the target frequencies", expected
-    return "balanced error", result.balanced
-
-
 def conclusion(result: AdjustResult) -> str:
     """Return whether the adjustment helped, in one sentence."""
-    name, change = main_change(result)
+    name, change = "balanced error", result.balanced
+    if result.expected is not None:
+        name, change = "error under the target frequencies", result.expected
     value, low, high = change.difference.value, change.difference.low, change.difference.high
     span = f"from {percent(change.before.value)}% to {percent(change.after.value)}%"
     level = f"{result.level:.0%} interval"
@@ -114,23 +115,15 @@ def conclusion(result: AdjustResult) -> str:
 def tables(result: AdjustResult, *, width: int | None = None) -> list[Table]:
     """Return errors before and after: overall and by group, and of the most changed classes.
 
-    Args:
-        result: the outcome of `adjust_predictions`.
-        width: characters of a line; names of classes are cut to fit. None: any number.
+    Names of classes are cut to fit lines of `width` characters.
     """
     if result.tally is None:
         return []
-    bounds = {
-        "many": f"over {result.many:g}",
-        "medium": f"{result.few:g} to {result.many:g}",
-        "few": f"under {result.few:g}",
-    }
+    many, few, groups = f"{result.many:g}", f"{result.few:g}", result.groups
+    bounds = {"many": f"over {many}", "medium": f"{few} to {many}", "few": f"under {few}"}
     rows = [_row("balanced", result.balanced)]
-    groups = result.groups
-    for name, change in groups.items():
-        rows.append(_row(f"  {name} ({bounds[name]})", change))
-    if (expected := result.expected) is not None:
-        rows.append(_row("under the target", expected))
+    rows += [_row(f"  {name} ({bounds[name]})", change) for name, change in groups.items()]
+    rows += [] if result.expected is None else [_row("under the target", result.expected)]
     rows.append(_row("as they come", result.overall))
     header = ("judged on", "before", "after", "change", f"{result.level:.0%} interval")
     note = "balanced: the mean of the classes' errors"
@@ -139,16 +132,16 @@ def tables(result: AdjustResult, *, width: int | None = None) -> list[Table]:
     found = [Table("Error in percent", ("", "classes", *header), rows, note)]
     better, worse = result.most_changed()
     classes = [*better, *reversed(worse)]
-    if not classes:
-        return found
-    names = [result.predictions.label(k) for k in classes]
-    if width is not None:
-        names = shortened(names, max(_LEAST_NAME, width - _NUMBERS))
-    counts, rows = result.prior.counts, []
-    for name, k in zip(names, classes, strict=True):
-        cells = _row(name, result.of_class(k))
-        rows.append((name, "" if counts is None else f"{counts[k]:g}", *cells[2:]))
-    return [*found, Table("Most changed classes", ("class", "trained on", *header), rows)]
+    if classes:
+        names = [result.predictions.label(k) for k in classes]
+        if width is not None:
+            names = shortened(names, max(_LEAST_NAME, width - _NUMBERS))
+        counts, rows = result.prior.counts, []
+        for name, k in zip(names, classes, strict=True):
+            cells = _row(name, result.of_class(k))
+            rows.append((name, "" if counts is None else f"{counts[k]:g}", *cells[2:]))
+        found.append(Table("Most changed classes", ("class", "trained on", *header), rows))
+    return found
 
 
 def _row(name: str, change: Change) -> tuple[str, ...]:

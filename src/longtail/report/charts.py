@@ -42,19 +42,12 @@ SYMBOLS = {
 
 
 class Series(NamedTuple):
-    """Appearance of one method in every chart.
+    """Appearance of one method in every chart."""
 
-    Attributes:
-        label: its name for people.
-        color: hexadecimal.
-        variant: 0, 1, …: dashes and hatches of methods that share a colour.
-        shown: drawn at first; the legend's buttons show the others.
-    """
-
-    label: str
-    color: str
-    variant: int = 0
-    shown: bool = True
+    label: str  # its name for people
+    color: str  # hexadecimal
+    variant: int = 0  # 0, 1, …: dashes and hatches of methods that share a colour
+    shown: bool = True  # drawn at first; the legend's buttons show the others
 
 
 class Chart(NamedTuple):
@@ -67,19 +60,12 @@ class Chart(NamedTuple):
 
 
 class ClassAxis(NamedTuple):
-    """Classes from most to least frequent, or groups of neighbours where there are too many.
+    """Classes from most to least frequent, or groups of neighbours where there are too many."""
 
-    Attributes:
-        members: the classes of each bar, in order.
-        names: of each bar, short.
-        counts: training examples of each bar's classes, as text: ``114`` or ``500–480``.
-        each: meaning of a bar: ``class``, or ``group of 100 classes``.
-    """
-
-    members: list[IntArray]
-    names: list[str]
-    counts: list[str]
-    each: str
+    members: list[IntArray]  # the classes of each bar, in order
+    names: list[str]  # of each bar, short
+    counts: list[str]  # training examples of each bar's classes: ``114`` or ``500–480``
+    each: str  # meaning of a bar: ``class``, or ``group of 100 classes``
 
     @classmethod
     def of(cls, prior: ClassPrior, class_names: Sequence[str] | None = None) -> ClassAxis:
@@ -151,33 +137,19 @@ class Choice(NamedTuple):
 
 
 class TauMethod(NamedTuple):
-    """One post-hoc method over tau.
-
-    Attributes:
-        series: its appearance.
-        curves: balanced error at each tau of the curve, shape (seeds, taus).
-        per_class: error of each class at each tau of the slider, shape (taus, num_classes).
-        choices: chosen taus to mark, by how they were chosen.
-        presets: taus of the slider with a button, by name.
-    """
+    """One post-hoc method over tau."""
 
     series: Series
-    curves: FloatArray
-    per_class: FloatArray
-    choices: dict[str, Choice]
-    presets: dict[str, float]
+    errors: FloatArray  # of the classes at each tau in percent, shape (seeds, taus, num_classes)
+    choices: dict[str, Choice]  # chosen taus to mark, by how they were chosen
+    presets: dict[str, float]  # taus of the slider with a button, by name
 
 
 # ---------------------------------------------------------------------------- parts
 
 
 def rounded(values: Any, digits: int = 3) -> Any:
-    """Return nested lists of rounded numbers for JSON.
-
-    Examples:
-        >>> rounded(np.array([[1.23456, 2.0]]))
-        [[1.235, 2.0]]
-    """
+    """Return nested lists of rounded numbers for JSON."""
     return np.round(np.asarray(values, dtype=np.float64), digits).tolist()
 
 
@@ -209,7 +181,7 @@ def _line(
 def _lines(
     series: Sequence[Series], x: Any, values: Iterable[FloatArray], hover: str, **trace: Any
 ) -> list[dict[str, Any]]:
-    """A line per method: colour, symbol and dash together tell them apart."""
+    """Return a line per method: colour, symbol and dash together tell them apart."""
     found = []
     for i, (one, y) in enumerate(zip(series, values, strict=True)):
         line = _line(x, y, one.color, dash=DASHES[one.variant % len(DASHES)], **trace)
@@ -223,20 +195,15 @@ def _lines(
 def _mark(
     x: float, low: float, high: float, y: float, fill: str, edge: str, symbol: str, **trace: Any
 ) -> dict[str, Any]:
-    """A single mark with an interval; a circle stands out by thicker lines."""
-    thick, size = 2.0 if symbol == "circle" else 1.4, 15 if symbol == "star" else 12
+    """Return a single mark with an interval; a circle stands out by thicker lines."""
+    round_ = symbol == "circle"
+    thick, size = 2.0 if round_ else 1.4, 15 if symbol == "star" else 12
     line = {"color": edge, "width": thick}
     error = {"type": "data", "symmetric": False, "color": edge, "thickness": thick}
-    ends = {"arrayminus": rounded([x - low], 6), "array": rounded([high - x], 6)}
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": rounded([x], 6),
-        "y": rounded([y]),
-        "marker": {"symbol": symbol, "size": size, "color": fill, "line": line},
-        "error_x": {**error, **ends, "width": 0 if symbol == "circle" else 4},
-        **trace,
-    }
+    error |= {"arrayminus": rounded([x - low], 6), "array": rounded([high - x], 6)}
+    marker = {"symbol": symbol, "size": size, "color": fill, "line": line}
+    place = {"x": rounded([x], 6), "y": rounded([y]), "error_x": {**error, "width": 4 - 4 * round_}}
+    return {"type": "scatter", "mode": "markers", "marker": marker, **place, **trace}
 
 
 # ---------------------------------------------------------------------------- charts
@@ -370,38 +337,37 @@ def tau_curves(
 ) -> Chart:
     """Balanced error against tau; the first shape is the line that the slider moves."""
     digits, ends = tau_digits(taus), [float(taus[0]), float(taus[-1])]
+    curves = np.stack([one.errors.mean(axis=-1) for one in methods])  # (methods, seeds, taus)
     traces: list[dict[str, Any]] = []
-    for one in methods:
+    for one, balanced in zip(methods, curves, strict=True):
         color, label = one.series.color, one.series.label
         hidden: dict[str, Any] = {"width": 0, "legendgroup": label, "hoverinfo": "skip"}
         fill: Any = {"fill": "tonexty", "fillcolor": color + "33"}
         hover = f"{label}<br>τ = %{{x:.{digits}f}}: %{{y:.1f}}%<extra></extra>"
         named: dict[str, Any] = {"name": label, "legendgroup": label, "hovertemplate": hover}
         traces += [
-            _line(taus, one.curves.min(axis=0), color, **hidden),
-            _line(taus, one.curves.max(axis=0), color, **hidden, **fill),
-            _line(taus, one.curves.mean(axis=0), color, width=2.8, **named),
+            _line(taus, balanced.min(axis=0), color, **hidden),
+            _line(taus, balanced.max(axis=0), color, **hidden, **fill),
+            _line(taus, balanced.mean(axis=0), color, width=2.8, **named),
         ]
-    marked = [(how, one) for one in methods for how in one.choices]
-    order = list(dict.fromkeys(how for how, _ in marked))
-    for how, one in sorted(marked, key=lambda pair: order.index(pair[0])):
-        found, symbol = one.choices[how], "star" if how.startswith("oracle") else "diamond"
-        tau, low, high = (f"{value:.{digits}f}" for value in found[:3])
-        hover = f"{one.series.label}<br>{how}<br>τ = {tau} ({low} to {high})<br>%{{y:.1f}}%"
-        named = {"name": how, "legendgroup": how, "hovertemplate": f"{hover}<extra></extra>"}
-        traces.append(_mark(*found, one.series.color, INK, symbol, **named))
+    for how in dict.fromkeys(how for one in methods for how in one.choices):
+        symbol = "star" if how.startswith("oracle") else "diamond"
+        for one in (one for one in methods if how in one.choices):
+            found = one.choices[how]
+            tau, low, high = (f"{value:.{digits}f}" for value in found[:3])
+            hover = f"{one.series.label}<br>{how}<br>τ = {tau} ({low} to {high})<br>%{{y:.1f}}%"
+            named = {"name": how, "legendgroup": how, "hovertemplate": f"{hover}<extra></extra>"}
+            traces.append(_mark(*found, one.series.color, INK, symbol, **named))
     for series, error in references:
         hover = f"{series.label}: %{{y:.1f}}%<extra></extra>"
         named = {"width": 1.6, "dash": "8px,5px", "name": series.label, "hovertemplate": hover}
         traces.append(_line(ends, [error] * 2, series.color, **named))
     # Room for the valley: far beyond it every curve climbs to useless errors.
-    top, zero = max(one.curves.max() for one in methods), int(np.argmin(np.abs(taus)))
-    before = max(float(one.curves[:, zero].max()) for one in methods)
+    top, zero = float(curves.max()), int(np.argmin(np.abs(taus)))
+    highest = min(1.05 * top, 2.5 * float(curves[:, :, zero].max()) or math.inf, 102.0)
     layout = {
         "xaxis": _axis("τ", range=ends, showgrid=True),
-        "yaxis": _percent(
-            "balanced error", range=[0, min(1.05 * float(top), 2.5 * before or math.inf, 102.0)]
-        ),
+        "yaxis": _percent("balanced error", range=[0, highest]),
         "height": 400,
         "shapes": [_upright(start, "solid", INK)],
     }
@@ -417,14 +383,9 @@ def slider(
     *,
     start: float,
 ) -> tuple[dict[str, Any], Chart, Chart]:
-    """Return the values for the slider's script, and its two charts: by group and by class.
+    """Return the values for the slider's script, and its two charts, by group and by class.
 
-    Args:
-        taus: positions of the slider.
-        axis: the classes.
-        groups: classes of each group that has some.
-        methods: with `per_class` at these taus.
-        start: initial tau.
+    The script draws the bars at the slider's tau, and the outline of those without adjustment.
     """
 
     def place(tau: float) -> int:
@@ -432,12 +393,13 @@ def slider(
 
     values: list[dict[str, Any]] = []
     for one in methods:
-        parts = [one.per_class, *(one.per_class[:, k] for k in groups.values())]
+        per_class = one.errors.mean(axis=0)
+        parts = [per_class, *(per_class[:, k] for k in groups.values())]
         values.append(
             {
                 "label": one.series.label,
                 "color": one.series.color,
-                "classes": rounded(axis.mean(one.per_class)),
+                "classes": rounded(axis.mean(per_class)),
                 "groups": rounded(np.stack([part.mean(axis=1) for part in parts], axis=1)),
                 "presets": [[name, place(tau)] for name, tau in one.presets.items()],
             }
@@ -447,27 +409,24 @@ def slider(
     script |= {"unadjusted": place(0.0), "start": place(start)}
 
     def bars(key: str, x: Sequence[Any], hover: list[str], xaxis: dict[str, Any]) -> Chart:
-        """Bars that the slider moves, and the outline of those without adjustment."""
-        told, dense = "%{hovertext}<br>%{y:.1f}%<extra></extra>", len(x) > DENSE
-        now, before = (values[0][key][script[at]] for at in ("start", "unadjusted"))
-        moving = _bar(x, now, values[0]["color"], hovertext=hover, hovertemplate=told)
+        told, line = "<br>%{y:.1f}%<extra></extra>", {"color": INK, "width": 1.4}
+        found: dict[str, Any] = {"type": "bar", "x": list(x), "y": [], "hovertext": hover}
+        moving = {**found, "marker": {}, "hovertemplate": f"%{{hovertext}}{told}"}
         told = told.replace("<br>", "<br>without adjustment ")
-        outline = _bar(x, before, CLEAR, hovertext=hover, hovertemplate=told)
-        outline["marker"]["line"] = {"color": INK, "width": 1.4}
+        outline = {**found, "marker": {"color": CLEAR, "line": line}}
+        outline["hovertemplate"] = f"%{{hovertext}}{told}"
+        dense = len(x) > DENSE
         if dense:  # a hundred boxes would hide the bars; one line around them does not
-            shape = {"color": INK, "width": 1.4, "shape": "hvh"}
-            outline |= {"type": "scatter", "mode": "lines", "line": shape}
+            outline |= {"type": "scatter", "mode": "lines", "line": {**line, "shape": "hvh"}}
         layout = {"xaxis": xaxis, "yaxis": _percent("error"), "height": 360}
         layout |= {"barmode": "overlay", "bargap": 0.05 if dense else 0.25}
         label = f"Error of {key} at the slider's τ, most frequent first"
         return Chart(f"chart-slider-{key}", label, [moving, outline], layout)
 
     names = ["all classes", *groups]
-    return (
-        script,
-        bars("groups", names, names, _axis("classes by training examples")),
-        bars("classes", range(len(axis.members)), axis.hover(), axis.ticks()),
-    )
+    of_groups = bars("groups", names, names, _axis("classes by training examples"))
+    of_classes = bars("classes", range(len(axis.members)), axis.hover(), axis.ticks())
+    return script, of_groups, of_classes
 
 
 # ---------------------------------------------------------------------------- on paper

@@ -75,23 +75,14 @@ def mean_interval(values: Sequence[float] | FloatArray, *, level: float = 0.95) 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One method over all its seeds.
+    """One method over all its seeds."""
 
-    Attributes:
-        method: name, as on the command line.
-        tau_source: source of a post-hoc method's tau, or None.
-        detail: settings, and whatever else differs between rows of one method.
-        runs: in order of seed; softmax ones for a post-hoc method, a single one of an ensemble.
-        results: their evaluations on the judged split, after any adjustment.
-        taus: of a post-hoc method, shape (runs,), or None.
-    """
-
-    method: str
-    tau_source: TauSource | None
-    detail: str
-    runs: tuple[Run, ...]
-    results: tuple[metrics.Evaluation, ...]
-    taus: FloatArray | None = None
+    method: str  # as on the command line
+    tau_source: TauSource | None  # of a post-hoc method
+    detail: str  # settings, and whatever else differs between rows of one method
+    runs: tuple[Run, ...]  # by seed; softmax ones for a post-hoc method, one of an ensemble
+    results: tuple[metrics.Evaluation, ...]  # theirs on the judged split, after any adjustment
+    taus: FloatArray | None = None  # of a post-hoc method, shape (runs,)
 
     @property
     def name(self) -> str:
@@ -129,24 +120,15 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Rows of methods on one split, as `compare` returns them.
+    """Rows of methods on one split, as `compare` returns them."""
 
-    Attributes:
-        rows: trained methods first, then post-hoc ones.
-        target: labels of the split, shape (examples,).
-        runs: the full runs behind the trained rows.
-        held_out: runs with a held-out part, by seed; the source of honest taus.
-        curves: the exact error over tau on the judged split, by post-hoc method and seed.
-        split: which split was judged.
-        left_out: runs with a held-out part that no tau could be chosen on, by the reason.
-    """
-
-    rows: tuple[Row, ...]
-    target: IntArray
-    runs: tuple[Run, ...]
-    held_out: dict[int, Run]
-    curves: dict[str, dict[int, tuning.TauCurve]]
-    split: str
+    rows: tuple[Row, ...]  # trained methods first, then post-hoc ones
+    target: IntArray  # labels of the split, shape (examples,)
+    runs: tuple[Run, ...]  # the full runs behind the trained rows
+    held_out: dict[int, Run]  # runs with a held-out part, by seed; the source of honest taus
+    curves: dict[str, dict[int, tuning.TauCurve]]  # exact error over tau, by method and seed
+    split: str  # which was judged
+    # Runs with a held-out part that no tau could be chosen on, by the reason.
     left_out: dict[str, tuple[Run, ...]] = field(default_factory=dict)
 
     def row(self, method: str, tau_source: TauSource | None = None) -> Row:
@@ -162,11 +144,6 @@ class Comparison:
     def honest(self) -> list[Row]:
         """Rows for which nothing was chosen on the data that judge them."""
         return [row for row in self.rows if row.tau_source != "oracle"]
-
-    @property
-    def rivals(self) -> int:
-        """Number of honest rows besides softmax."""
-        return len(self.honest) - (self.baseline is not None)
 
     @cached_property
     def shared_seeds(self) -> tuple[int, ...]:
@@ -212,16 +189,6 @@ class Comparison:
             return Interval(float(mine.mean() - theirs.mean()), math.nan, math.nan, len(both))
         return mean_interval(mine - theirs, level=level)
 
-    def best_against_softmax(self) -> Interval | None:
-        """Return the best row's difference to softmax, its interval wider for having been picked.
-
-        By Bonferroni's correction, where no method differs from softmax, at most one report in
-        forty finds the best one better.
-        """
-        if self.best is self.baseline:
-            return None
-        return self.against_softmax(self.best, level=1 - 0.05 / self.rivals)
-
     def group_errors(self, row: Row) -> dict[str, float]:
         """Return mean errors of many-, medium- and few-shot classes; NaN for an empty group."""
         return {
@@ -231,7 +198,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON; errors are fractions."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for row in self.rows:
             error, change = mean_interval(row.errors), self.against_softmax(row)
             rows.append(
@@ -243,14 +210,13 @@ class Comparison:
                     "members": list(row.members),
                     "errors": row.errors.tolist(),
                     "balanced_error": {"mean": error.mean, "low": error.low, "high": error.high},
-                    "difference_to_softmax": None if change is None else vars(change),
+                    "difference_to_softmax": change and vars(change),
                     "groups": self.group_errors(row),
                     "taus": None if row.taus is None else row.taus.tolist(),
                 }
             )
-        left_out = [
-            {"run": run.folder, "why": why} for why, runs in self.left_out.items() for run in runs
-        ]
+        pairs = [(run.folder, why) for why, runs in self.left_out.items() for run in runs]
+        left_out = [{"run": folder, "why": why} for folder, why in pairs]
         return {"split": self.split, "rows": rows, "left_out": left_out}
 
 
@@ -329,7 +295,7 @@ def compare(runs: Iterable[Run], *, split: str = "test") -> Comparison:
 def _judged(
     run: Run, split: str, method: str | None = None, tau: float = 1.0
 ) -> metrics.Evaluation:
-    """Every metric of a run's logits, or of what a post-hoc method makes of them."""
+    """Return every metric of a run's logits, or of what a post-hoc method makes of them."""
     logits, target, _ = run.logits(split)
     scores: Any = np.asarray(logits)
     if method == ADJUSTED:
@@ -340,14 +306,14 @@ def _judged(
 
 
 def _tuned(run: Run, split: str, method: str) -> tuning.TauResult:
-    """The exact curve and best tau of a post-hoc method on one split of a run."""
+    """Return the exact curve and best tau of a post-hoc method on one split of a run."""
     logits, target, _ = run.logits(split)
     scores = np.asarray(logits)
     settings: dict[str, Any] = {"select": "minimum", "n_bootstrap": 0}
-    if method == NORMALIZED:
-        norms = cast(Head, run.head).norms
-        return tuning.tune_normalization(scores, target, norms=norms, **settings)
-    return tuning.tune_tau(scores, target, run.prior, **settings)
+    if method == ADJUSTED:
+        return tuning.tune_tau(scores, target, run.prior, **settings)
+    norms = cast(Head, run.head).norms
+    return tuning.tune_normalization(scores, target, norms=norms, **settings)
 
 
 def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:
@@ -377,11 +343,11 @@ def _partners(
         why = f"no {BASELINE} run on the whole training set has the same seed"
         if run.spec.seed in whole:
             spec = replace(run.spec, dataset=replace(run.spec.dataset, held_out=0.0))
-            lines = spec.difference(whole[run.spec.seed])
-            if not lines:
+            words = spec.difference(whole[run.spec.seed])
+            if not words:
                 matched.append(run)
                 continue
-            words = [line.removeprefix("recipe.values.") for line in lines]
+            words = [line.removeprefix("recipe.values.") for line in words]
             why = f"not trained like the {BASELINE} run on the whole training set: "
             why += _checks.listing(words, most=3)
         left_out[why] = (*left_out.get(why, ()), run)
@@ -431,35 +397,34 @@ def tables(comparison: Comparison) -> list[Table]:
 def _note(comparison: Comparison) -> str:
     counts = sorted({len(row.seeds) for row in comparison.rows if not row.members})
     sources = {row.tau_source for row in comparison.rows}
-    parts = []
+    seeds = ""
     if counts and counts[-1] > 2:
         number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
-        parts.append(
-            f"Mean over {number} seeds ± half the width of its 95% "
-            f"interval (Student's t); differences are paired by seed, with their 95% interval in "
-            f"brackets."
+        seeds = (
+            f"Mean over {number} seeds ± half the width of its 95% interval (Student's t); "
+            f"differences are paired by seed, with their 95% interval in brackets."
         )
     elif counts:
         why = _TOO_FEW[counts[-1]]
-        parts.append(f"{why[0].upper()}{why[1:]}; train more before concluding.")
-    if any(row.members for row in comparison.rows):
-        parts.append(
-            "Ensemble: the mean of several networks' logits, one result without an interval; its "
-            "difference is to the mean of softmax over the seeds of its networks."
-        )
-    if "held-out" in sources:
-        parts.append(
-            "τ held-out: chosen on data held out of a second training run of the same seed."
-        )
-    if "oracle" in sources:
-        parts.append(
-            f"Oracle τ: the best on the {comparison.split} set itself, which nobody has in use."
-        )
-    parts.append(bias_note(comparison))
+        seeds = f"{why[0].upper()}{why[1:]}; train more before concluding."
+    notes = {
+        seeds: True,
+        "Ensemble: the mean of several networks' logits, one result without an interval; its "
+        "difference is to the mean of softmax over the seeds of its networks.": any(
+            row.members for row in comparison.rows
+        ),
+        "τ held-out: chosen on data held out of a second training run of the same seed.": (
+            "held-out" in sources
+        ),
+        f"Oracle τ: the best on the {comparison.split} set itself, which nobody has in use.": (
+            "oracle" in sources
+        ),
+        bias_note(comparison): True,
+    }
     for why, runs in comparison.left_out.items():
         names = _checks.listing((run.name for run in runs), most=5)
-        parts.append(f"Left out: {names} ({why}).")
-    return " ".join(filter(None, parts))
+        notes[f"Left out: {names} ({why})."] = True
+    return " ".join(note for note, holds in notes.items() if note and holds)
 
 
 def bias_note(comparison: Comparison) -> str:
@@ -500,14 +465,19 @@ def summary(comparison: Comparison) -> list[str]:
 
 
 def _winner_sentence(comparison: Comparison, error: str) -> str:
-    winner, others = comparison.best, comparison.rivals
+    """Return how the best method compares to softmax, its interval wider for having been picked.
+
+    By Bonferroni's correction, where no method differs from softmax, at most one report in forty
+    finds the best one better.
+    """
+    winner, others = comparison.best, len(comparison.honest) - 1
     saw = f"never saw the {comparison.split} set"
     if comparison.split == "train":
         saw = "learnt from these very images"
     text = f"Of the {others} other methods that {saw}, {winner.name} does best, with {error}"
     if others == 1:
         text = f"{winner.name[0].upper()}{winner.name[1:]}, which {saw}, gets {error} wrong"
-    found = comparison.best_against_softmax()
+    found = comparison.against_softmax(winner, level=1 - 0.05 / others)
     if found is None:
         return f"{text}; it shares no seeds with softmax to compare it by."
     text += f": {percent(abs(found.mean))} points {'lower' if found.mean < 0 else 'higher'}"
@@ -519,9 +489,8 @@ def _winner_sentence(comparison: Comparison, error: str) -> str:
     if math.isnan(found.low):
         return f"{text}, but {_TOO_FEW[found.seeds]}, so this may be noise."
     picked = f", wider since it was picked among {others} by these errors" if others > 1 else ""
-    low, high = sorted((-found.low, -found.high))
-    text += f" (95% interval over {found.seeds} paired seeds{picked}: {percent(low)} to "
-    text += f"{percent(high)})"
+    text += f" (95% interval over {found.seeds} paired seeds{picked}: {percent(-found.high)} to "
+    text += f"{percent(-found.low)})"
     if found.excludes_zero:
         return f"{text}, and as the interval excludes zero, that is more than the seeds' noise."
     return f"{text}, but as the interval includes zero, these seeds show no difference."

@@ -33,18 +33,17 @@ def summarize_counts(counts: IntArray) -> dict[str, Any]:
         >>> summary["examples"], summary["imbalance_ratio"], summary["groups"]["few"]
         (365, 60.0, {'classes': 1, 'examples': 5})
     """
-    prior = ClassPrior.from_counts(counts)
-    groups = {
-        name: {"classes": len(classes), "examples": int(counts[classes].sum())}
-        for name, classes in prior.groups().items()
-    }
+    groups = ClassPrior.from_counts(counts).groups()
     return {
         "classes": len(counts),
         "examples": int(counts.sum()),
         "largest": int(counts.max()),
         "smallest": int(counts.min()),
         "imbalance_ratio": float(counts.max() / counts.min()),
-        "groups": groups,
+        "groups": {
+            name: {"classes": len(classes), "examples": int(counts[classes].sum())}
+            for name, classes in groups.items()
+        },
         "counts": counts.tolist(),
     }
 
@@ -54,39 +53,34 @@ def summarize(data: LongTailedData | ListedData) -> dict[str, Any]:
 
     `dev` is the development set of images in memory, `val` the validation set of lists, or None;
     images that stay on disk have no one shape.
-
-    Examples:
-        >>> from longtail.data.digits import load_digits_lt
-        >>> summarize(load_digits_lt())["train"]["examples"]
-        314
     """
     train = data.train
     parts: dict[str, Any] = {"test": data.test}
     parts |= {"val": data.val} if isinstance(data, ListedData) else {"dev": data.dev}
-    return {
+    found: dict[str, Any] = {
         "name": data.spec.name,
         "spec": data.spec.to_json(),
         "image_shape": list(train.image_shape) if isinstance(train, ImageSet) else None,
         "class_names": list(train.class_names),
         "train": {**summarize_counts(train.counts), "fingerprint": train.fingerprint},
-        **{split: None if part is None else _part(part) for split, part in parts.items()},
     }
-
-
-def _part(part: Any) -> dict[str, Any]:
-    counts = part.counts.tolist()
-    return {"examples": len(part), "counts": counts, "fingerprint": part.fingerprint}
+    for split, part in parts.items():
+        found[split] = (
+            None
+            if part is None
+            else {
+                "examples": len(part),
+                "counts": part.counts.tolist(),
+                "fingerprint": part.fingerprint,
+            }
+        )
+    return found
 
 
 def bars(values: Sequence[float] | NDArray[Any], *, width: int, height: int) -> list[str]:
     """Return a bar chart in lines of text: a column for each value, or for the largest of several.
 
-    A value above zero is always seen.
-
-    Args:
-        values: at least one, none negative.
-        width: characters a line has at most.
-        height: lines.
+    Values are not negative; one above zero is always seen.
 
     Examples:
         >>> print("\\n".join(bars([8, 4, 1, 0], width=8, height=2)))
@@ -128,9 +122,8 @@ def description(summary: dict[str, Any], *, classes: bool = False) -> Iterator[s
     parts = {split: summary[split] for split in SPLIT_WORDS if summary.get(split) is not None}
     for split, part in parts.items():
         if split != "train":
-            each = " to ".join(
-                dict.fromkeys(f"{n:,}" for n in (min(part["counts"]), max(part["counts"])))
-            )
+            ends = min(part["counts"]), max(part["counts"])
+            each = " to ".join(dict.fromkeys(f"{n:,}" for n in ends))
             text = f"{part['examples']:,} images, {each} a class"
             text += ", left out of training" if split == "dev" else ""
             rows.append((SPLIT_WORDS[split], text))
@@ -139,10 +132,10 @@ def description(summary: dict[str, Any], *, classes: bool = False) -> Iterator[s
             label = "fingerprint" if split == "train" else ""
             rows.append((label, f"{part['fingerprint'][:16]} ({SPLIT_WORDS[split]})"))
     yield from (f"{label:<13}{text}" for label, text in rows)
+    yield ""
     largest = f"{train['largest']:,}"
     margin = len(largest)
     lines = bars(sorted(train["counts"], reverse=True), width=_WIDTH - margin - 2, height=6)
-    yield ""
     for label, text in zip([largest, "", "", "", "", "0"], lines, strict=True):
         yield f"{label:>{margin}} {text}"
     yield f"{'':>{margin}} classes, most frequent first"

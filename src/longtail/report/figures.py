@@ -34,29 +34,23 @@ PURPLE = "#CC79A7"
 GRAY = "#6F6F6F"
 LIGHT_GRAY = "#C8C8C8"
 DARK_GRAY = "#3D3D3D"
-# Four of Tol's muted palette, for methods that seldom share a figure with the others.
 WINE = "#882255"
-INDIGO = "#332288"
-OLIVE = "#999933"
-TEAL = "#44AA99"
-# Three more, chosen to be far from all of the above, in the page's dark theme too.
-VIOLET = "#9A2FD6"
-BROWN = "#6B4410"
-PETROL = "#0B4F5C"
 
+# Beside these, Tol's muted palette, and violet, brown and petrol, which are far from all others in
+# the page's dark theme too.
 METHOD_COLORS = {
     "softmax": GRAY,
     "balanced": GREEN,
-    "class-balanced": TEAL,
+    "class-balanced": "#44AA99",
     "adaptive": ORANGE,
-    "ldam": OLIVE,
+    "ldam": "#999933",
     "equalized": PURPLE,
-    "equalized-threshold": VIOLET,
+    "equalized-threshold": "#9A2FD6",
     "logit-adjusted": BLUE,
-    "logit-adjusted-adaptive": INDIGO,
+    "logit-adjusted-adaptive": "#332288",
     "two-parameter": WINE,
-    "consistent": BROWN,
-    "weighted-logit-adjusted": PETROL,
+    "consistent": "#6B4410",
+    "weighted-logit-adjusted": "#0B4F5C",
     "posthoc-logit-adjusted": SKY,
     "posthoc-weight-normalized": VERMILION,
     "bayes": BLACK,
@@ -158,14 +152,9 @@ def style() -> Iterator[None]:
 def panels(
     *, rows: int = 1, columns: int = 1, width: float = PAGE_WIDTH, height: float = 2.6, **grid: Any
 ) -> tuple[Any, NDArray[Any]]:
-    """Return an empty figure and its axes of shape (rows, columns).
+    """Return an empty figure of a size in inches, and its axes of shape (rows, columns).
 
-    Args:
-        rows: of panels.
-        columns: of panels.
-        width: in inches.
-        height: in inches.
-        **grid: other arguments of `Figure.subplots`, such as width_ratios or sharey.
+    `grid` holds other arguments of `Figure.subplots`, such as width_ratios or sharey.
     """
     _checks.require("matplotlib", extra="report")
     from matplotlib.figure import Figure
@@ -176,15 +165,9 @@ def panels(
 
 
 def save(figure: Any, stem: str | Path, *, title: str | None = None) -> tuple[Path, Path]:
-    """Write a figure as SVG and PNG; equal figures give equal bytes.
+    """Write a figure as STEM.svg and STEM.png and return their paths; equal figures, equal bytes.
 
-    Args:
-        figure: a matplotlib Figure.
-        stem: path without the ending; its folder is made if need be.
-        title: what the figure shows, for readers that can't see it.
-
-    Returns:
-        The paths of the SVG and the PNG.
+    The title says what the figure shows, for readers that can't see it.
     """
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,7 @@ of text, tables and charts. Both pages share the sections about tau and about er
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -33,11 +31,11 @@ from longtail.report.compare import (
     mean_interval,
     summary,
 )
-from longtail.report.tables import GROUP_BOUNDS, Table, percent, signed
+from longtail.report.tables import GROUP_BOUNDS, Table
 from longtail.runs import files
 from longtail.tuning import TauCurve
 
-CURVE_STEPS, SLIDER_STEPS = 200, 80
+STEPS = 80  # of the curves over tau and of the slider
 # The charts that are drawn for papers too, by the names of their files.
 FIGURES = {
     "errors": "chart-methods",
@@ -49,29 +47,24 @@ FIGURES = {
 }
 
 
-@dataclass
 class Page:
     """A page under construction.
 
     Attributes:
-        title: heading of the page.
-        lead: first paragraphs.
-        tiles: main numbers at the top: name, value and note.
-        axis: the classes, for all charts.
-        groups: classes of each group that has some.
         charts: by their ids, as `figure` adds them.
         slider: values for the slider's script.
         sections: id, heading and HTML.
     """
 
-    title: str
-    lead: Sequence[str]
-    tiles: Sequence[tuple[str, str, str]]
-    axis: ClassAxis
-    groups: dict[str, IntArray]
-    charts: dict[str, Chart] = field(default_factory=dict)
-    slider: dict[str, Any] | None = None
-    sections: list[tuple[str, str, str]] = field(default_factory=list)
+    def __init__(
+        self, title: str, lead: Sequence[str], axis: ClassAxis, groups: dict[str, IntArray]
+    ) -> None:
+        """Begin a page: its heading, first paragraphs, classes, and groups of classes."""
+        self.title, self.lead, self.axis = title, lead, axis
+        self.groups = {name: members for name, members in groups.items() if len(members)}
+        self.charts: dict[str, Chart] = {}
+        self.slider: dict[str, Any] | None = None
+        self.sections: list[tuple[str, str, str]] = []
 
     def section(self, id: str, heading: str, text: str, *blocks: str) -> None:
         """Add a section of a paragraph and blocks of HTML."""
@@ -97,20 +90,16 @@ class Page:
         self,
         text: str,
         caption: str,
+        taus: FloatArray,
         methods: Sequence[TauMethod],
-        *,
-        curve_taus: FloatArray,
-        slider_taus: FloatArray,
         references: Sequence[tuple[Series, float]] = (),
+        *,
         start: float,
     ) -> None:
         """Add the section about tau: the curve, and the slider with its two charts."""
-        curve = self.figure(
-            charts.tau_curves(curve_taus, methods, references, start=start), caption
-        )
-        self.slider, *bars = charts.slider(
-            slider_taus, self.axis, self.groups, methods, start=start
-        )
+        curves = charts.tau_curves(taus, methods, references, start=start)
+        curve = self.figure(curves, caption)
+        self.slider, *bars = charts.slider(taus, self.axis, self.groups, methods, start=start)
         by = ("By group", "By class" if self.axis.each == "class" else "By groups of classes")
         both = (
             self.figure(chart, f"{how}. Outline: τ = 0, no adjustment.")
@@ -120,7 +109,7 @@ class Page:
             f'<div class="slider"><div id="methods"></div>'
             f'<div id="presets" class="legend"></div>'
             f'<div class="knob"><label for="tau-knob">τ</label><input type="range" id="tau-knob" '
-            f'min="0" max="{len(slider_taus) - 1}" value="{self.slider["start"]}" '
+            f'min="0" max="{len(taus) - 1}" value="{self.slider["start"]}" '
             f'aria-describedby="tau-says"><output id="tau-value"></output>'
             f'<p id="tau-says" aria-live="polite"></p></div><div class="pair">{"".join(both)}</div>'
             f"</div>"
@@ -163,15 +152,10 @@ class Page:
         # JSON that may stand inside a script element, whatever names the classes have.
         text = json.dumps(data, sort_keys=True, allow_nan=False, separators=(",", ":"))
         text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-        tiles = (
-            f"<li>{name} <strong>{value}</strong> <small>{note}</small></li>"
-            for name, value, note in (map(escape, tile) for tile in self.tiles)
-        )
         parts: dict[str, Iterable[str]] = {
             "title": [escape(self.title)],
             "version": [longtail.__version__],
             "lead": [f'<p class="lead">{escape(sentence)}</p>' for sentence in self.lead],
-            "tiles": tiles,
             "nav": [f'<a href="#{id}">{escape(heading)}</a>' for id, heading, _ in self.sections],
             "sections": (
                 f'<section id="{id}"><h2>{escape(heading)}</h2>{content}</section>'
@@ -263,19 +247,19 @@ def runs_page(
     page = Page(
         title or f"Long-tailed classification on {first.spec.dataset.name}",
         summary(comparison),
-        tiles=_tiles(comparison),
-        axis=ClassAxis.of(prior, first.class_names),
-        groups={name: k for name, k in prior.groups().items() if len(k)},
+        ClassAxis.of(prior, first.class_names),
+        prior.groups(),
     )
     counts = np.asarray(prior.probs if prior.counts is None else prior.counts, dtype=np.float64)
+    data, training = _facts(comparison)
     page.section(
         "trained",
         "What was trained on what",
         f"The training set has {prior.num_classes:,} classes; the most frequent has "
         f"{prior.imbalance_ratio:,.0f} times as many examples as the rarest "
         f"({counts.max():,.6g} against {counts.min():,.6g}).",
-        page.frequencies(counts, facts(_data_facts(comparison))),
-        facts(_training_facts(comparison)),
+        page.frequencies(counts, facts(data)),
+        facts(training),
     )
     page.section(
         "results",
@@ -333,26 +317,10 @@ def runs_page(
     return page
 
 
-def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
-    seeds, found = comparison.which_seeds, comparison.best_against_softmax()
-    note = f"balanced error ({seeds})" if seeds else "balanced error"
-    tiles = [
-        (row.name, f"{percent(comparison.mean_error(row))}%", note)
-        for row in dict.fromkeys((comparison.baseline, comparison.best))
-        if row is not None
-    ]
-    if found is not None:
-        words = "percentage points"
-        if not math.isnan(found.low):
-            words += f", 95% interval {signed(found.low)} to {signed(found.high)}"
-            words += f" as the best of {comparison.rivals}" if comparison.rivals > 1 else ""
-        tiles.append(("difference", signed(found.mean), words))
-    return tiles
-
-
-def _data_facts(comparison: Comparison) -> dict[str, str]:
-    runs, first = comparison.runs, comparison.runs[0]
-    prior, data = first.prior, first.spec.dataset
+def _facts(comparison: Comparison) -> tuple[dict[str, str], dict[str, str]]:
+    """Return facts about the data and the models, and about their training."""
+    runs, both = comparison.runs, [*comparison.runs, *comparison.held_out.values()]
+    prior, data = runs[0].prior, runs[0].spec.dataset
     asked = {"profile": data.profile, "ratio": data.imbalance_ratio, **data.settings}
     total = 0 if prior.counts is None else int(prior.counts.sum())
     judged = np.bincount(comparison.target, minlength=prior.num_classes)
@@ -360,6 +328,7 @@ def _data_facts(comparison: Comparison) -> dict[str, str]:
     seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
     parts = {f"{run.spec.dataset.held_out:.0%}" for run in comparison.held_out.values()}
     sizes = (run.record.get("facts", {}).get("parameters") for run in runs)
+    seconds = sum(run.record["seconds"] or 0.0 for run in both)
     return {
         "Data": _words(asked, data.name),
         "Trained on": f"{total:,} examples of {prior.num_classes:,} classes",
@@ -371,13 +340,7 @@ def _data_facts(comparison: Comparison) -> dict[str, str]:
         "Choice of τ": "".join(
             f"on {part} of each class, held out of a second softmax run per seed" for part in parts
         ),
-    }
-
-
-def _training_facts(comparison: Comparison) -> dict[str, str]:
-    runs, both = comparison.runs, [*comparison.runs, *comparison.held_out.values()]
-    seconds = sum(run.record["seconds"] or 0.0 for run in both)
-    return {
+    }, {
         "Recipe": _unique(_words(run.spec.recipe.values, run.spec.recipe.name) for run in runs),
         "Changed in it": _unique(_words(run.spec.recipe.overrides) for run in runs),
         "Other settings": _unique(_words(run.spec.settings) for run in runs),
@@ -403,7 +366,7 @@ def _unique(values: Iterable[str]) -> str:
 
 
 def _results_table(comparison: Comparison) -> str:
-    """The rows in three groups, with the best of the honest ones marked."""
+    """Return the rows in three groups, with the best of the honest ones marked."""
     full, rows = headline(comparison), comparison.rows
     headings = (
         "Trained with",
@@ -414,9 +377,8 @@ def _results_table(comparison: Comparison) -> str:
     kinds = [(row.tau_source is not None) + (row.tau_source == "oracle") for row in rows]
     order = sorted(range(len(rows)), key=kinds.__getitem__)
     starts = {sorted(kinds).index(kind): headings[kind] for kind in kinds}
-    best = order.index(rows.index(comparison.best))
     ordered = Table(full.title, full.header, [full.rows[i] for i in order], full.note)
-    return table(ordered, headings=starts, strong=best)
+    return table(ordered, headings=starts, strong=order.index(rows.index(comparison.best)))
 
 
 def shown_rows(comparison: Comparison) -> list[Row]:
@@ -452,11 +414,9 @@ def _tau(page: Page, comparison: Comparison) -> None:
         "oracle": f"oracle: best τ on the {comparison.split} set",
     }
     used = [float(row.taus.mean()) for row in comparison.rows if row.taus is not None]
-    curve_taus = np.linspace(0, 4, CURVE_STEPS + 1)
-    slider_taus = np.union1d(np.linspace(0, 4, SLIDER_STEPS + 1), used)
+    taus = np.union1d(np.linspace(0, 4, STEPS + 1), used)
     methods = []
     for method, of_seed in comparison.curves.items():
-        curves = list(of_seed.values())
         choices, presets = {}, {"no adjustment": 0.0, "theory": 1.0}
         for row in comparison.rows:
             if row.method == method and row.tau_source in marks and row.taus is not None:
@@ -465,9 +425,7 @@ def _tau(page: Page, comparison: Comparison) -> None:
                 choices[marks[row.tau_source]] = Choice(tau, *ends, error)
                 presets[row.tau_source] = tau
         series = Series(figures.label(method), figures.color(method))
-        values = 100 * np.array([curve(curve_taus) for curve in curves])
-        per_class = _per_class(curves, slider_taus)
-        methods.append(TauMethod(series, values, per_class, choices, presets))
+        methods.append(TauMethod(series, errors_at(taus, of_seed.values()), choices, presets))
     rows = [row for row in comparison.rows if row.method in ("softmax", "logit-adjusted")]
     errors = [100 * float(row.errors.mean()) for row in rows]
     page.tau(
@@ -476,18 +434,16 @@ def _tau(page: Page, comparison: Comparison) -> None:
         "common classes pay for rare ones.",
         "Lines: mean over seeds; shaded: range over seeds; dashed: trained losses, which have no "
         "slider; upright: where the slider stands.",
+        taus,
         methods,
-        curve_taus=curve_taus,
-        slider_taus=slider_taus,
-        references=list(zip(series_of(rows, comparison), errors, strict=True)),
+        list(zip(series_of(rows, comparison), errors, strict=True)),
         start=1.0,
     )
 
 
-def _per_class(curves: Sequence[TauCurve], taus: FloatArray) -> FloatArray:
-    """Each class's error in percent at each tau, mean over curves, shape (taus, classes)."""
-    values = [[curve.per_class(float(tau)) for tau in taus] for curve in curves]
-    return np.asarray(100 * np.mean(values, axis=0))
+def errors_at(taus: FloatArray, curves: Iterable[TauCurve]) -> FloatArray:
+    """Return each class's error in percent, shape (curves, taus, num_classes)."""
+    return 100 * np.array([[curve.per_class(float(tau)) for tau in taus] for curve in curves])
 
 
 def _sets(page: Page, comparison: Comparison) -> None:
@@ -552,24 +508,15 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     source, prior, tally = result.predictions, result.prior, result.tally
     assert tally is not None  # a page is about labelled predictions
     said = adjusting.summary(result)
-    name, change = adjusting.main_change(result)
-    low, high = signed(change.difference.low), signed(change.difference.high)
-    interval = f"percentage points, {result.level:.0%} interval {low} to {high}"
     kept = np.setdiff1d(np.arange(prior.num_classes), result.left_out)
     counts, probs = prior.counts, prior.probs[kept]
     judged = ClassPrior(probs / probs.sum(), None if counts is None else counts[kept])
     groups = {} if counts is None else prior.groups(many=result.many, few=result.few)
-    places = {name: np.flatnonzero(np.isin(kept, k)) for name, k in groups.items()}
     page = Page(
         f"Adjusted predictions of {Path(source.name).name}",
         said[2:],
-        tiles=[
-            ("before", f"{percent(change.before.value)}%", name),
-            ("after", f"{percent(change.after.value)}%", name),
-            ("difference", signed(change.difference.value), interval),
-        ],
-        axis=ClassAxis.of(judged, [source.label(int(k)) for k in kept]),
-        groups={name: k for name, k in places.items() if len(k)},
+        ClassAxis.of(judged, [source.label(int(k)) for k in kept]),
+        {name: np.flatnonzero(np.isin(kept, k)) for name, k in groups.items()},
     )
     left_out = len(result.left_out)
     ratio = f"{prior.imbalance_ratio:,.4g} times as frequent as the rarest"
@@ -609,48 +556,42 @@ def _adjusted_tau(page: Page, result: AdjustResult) -> None:
     """Add the section about tau of the adjustment."""
     curve = result.judged_curve
     used = result.fold_taus if len(result.fold_taus) else np.array([result.tau])
-    marks = [0.0, 1.0, result.tau, float(curve.minimizer()[0])]
-    curve_taus = tau_grid([*marks, *used], CURVE_STEPS)
-    slider_taus = tau_grid(marks, SLIDER_STEPS)
-    if result.target_prior is None:
-        values = 100 * curve(curve_taus)
-    else:  # the curve is of the error under the target, the chart of the balanced one
-        values = _per_class([curve], curve_taus).mean(axis=1)
+    taus = tau_grid([result.tau, float(curve.minimizer()[0]), *used])
+    errors = errors_at(taus, [curve])
     choices = {}
     if result.tuning is not None:
         ends = float(used.min()), float(used.max())
         after = 100 * result.balanced.after.value
         choices["τ chosen on held-out data"] = Choice(result.tau, *ends, after)
-    lowest = float(curve_taus[np.argmin(values)])
-    best = Choice(lowest, lowest, lowest, float(values.min()))
+    balanced = errors[0].mean(axis=1)
+    lowest = float(taus[np.argmin(balanced)])
+    best = Choice(lowest, lowest, lowest, float(balanced.min()))
     choices["oracle: best τ on the judged set"] = best
     presets = {"no adjustment": 0.0}
-    if slider_taus[-1] >= 1.0:
+    if taus[-1] >= 1.0:
         presets["theory"] = 1.0
     presets["given" if result.tuning is None else "chosen"] = result.tau
     series = Series(figures.label(ADJUSTED), figures.color(ADJUSTED))
-    per_class = _per_class([curve], slider_taus)
     page.tau(
         "Each point of the curve is exact: an example is right in one interval of τ, found from "
         "its scores. Move the slider and watch common classes pay for rare ones.",
         "Of the judged examples; upright: where the slider stands.",
-        [TauMethod(series, values[None], per_class, choices, presets)],
-        curve_taus=curve_taus,
-        slider_taus=slider_taus,
+        taus,
+        [TauMethod(series, errors, choices, presets)],
         start=result.tau,
     )
 
 
-def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
-    """Return taus from 0 to 4, or a quarter beyond the marks, and the marks.
+def tau_grid(marks: Sequence[float], steps: int = STEPS) -> FloatArray:
+    """Return taus from 0 to 4, or a quarter beyond the marks, with the marks, 0 and 1 among them.
 
     Logits of a small scale, such as cosines, have small taus; the grid then ends at four times
     the largest mark.
 
     Examples:
-        >>> tau_grid([0.0, 1.0, 1.3], 4)
+        >>> tau_grid([1.3], 4)
         array([0. , 1. , 1.3, 2. , 3. , 4. ])
-        >>> tau_grid([-0.02, 0.0, 1.0], 4)
+        >>> tau_grid([-0.02, 1.0], 4)
         array([-0.08, -0.04, -0.02,  0.  ,  0.04,  0.08])
     """
     chosen = [0.0, *(mark for mark in marks if mark != 1.0)]
@@ -659,6 +600,6 @@ def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
         low, high = (-reach if low else 0.0), reach
     else:
         low, high = 1.25 * low, 4.0 if high <= 4 else 1.25 * high
-    inside = [mark for mark in marks if low <= mark <= high]
+    inside = [mark for mark in (0.0, 1.0, *marks) if low <= mark <= high]
     grid = np.union1d(np.linspace(low, high, steps + 1), inside)
     return np.asarray(grid[np.append(True, np.diff(grid) > 1e-9 * (high - low))])
