@@ -22,7 +22,7 @@ from longtail._checks import FloatArray, InputError, listing
 from longtail.posthoc import normalize_weights
 from longtail.priors import ClassPrior
 
-FORMAT = 3
+FORMAT = 4
 # Name of the record: in the metadata of a file or of a state dict, and as an attribute.
 KEY = "longtail.baked"
 ATTRIBUTE = "longtail_baked"
@@ -162,13 +162,15 @@ class BakeRecord:
     @classmethod
     def from_json(cls, text: str) -> BakeRecord:
         """Return the record of the text that a model carries."""
-        document = json.loads(text)
-        if document.pop("format") != FORMAT:
-            raise InputError(
-                f"the model was baked by longtail {document.get('version')}, in a format that this "
-                f"version can't read."
-            )
-        return cls(**document)
+        try:
+            document = json.loads(text)
+            if document.pop("format") == FORMAT:
+                return cls(**document)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            pass  # somebody else's text
+        raise InputError(
+            f"the model has a record of baking, {KEY}, that this version of longtail can't read."
+        )
 
 
 class BakedLayer(NamedTuple):
