@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -492,55 +491,44 @@ class _Table:
 
     def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
         """Write the adjusted table."""
+        import pyarrow as pa
         from pyarrow import parquet
 
-        found = self._adjusted(tau, adjusted)
-        first = next(found)
-        with ExitStack() as stack:
-            temporary = stack.enter_context(atomic_path(path))
-            if self.separator is None:
-                file = stack.enter_context(parquet.ParquetWriter(temporary, first.schema))
-                for batch in chain([first], found):
-                    file.write_batch(batch)
-                return
-            out = stack.enter_context(open(temporary, "wb"))
-            header = io.StringIO()
-            cells = text.writer(header, delimiter=self.separator, lineterminator="\n")
-            cells.writerow(first.schema.names)
-            out.write(header.getvalue().encode())
-            for batch in chain([first], found):
-                out.write(_csv_rows(batch, self.separator))
-
-    def _adjusted(self, tau: float, adjusted: Iterable[Adjusted]) -> Iterator[Any]:
-        """Yield the batches of the adjusted table."""
-        import pyarrow as pa
-
-        place = {name: k for k, name in enumerate(self.columns)}
         kept = [f for f in self.schema if f.name not in {"predicted", *self.left_out}]
         metadata = {**(self.schema.metadata or {}), _MARK: repr(tau)}
         if kept != list(self.schema):
             metadata.pop(b"pandas", None)  # describes columns that are gone
-        for block, scores, predicted in adjusted:
-            if self.lists:
+        file: Any = None
+        with ExitStack() as stack:
+            temporary = stack.enter_context(atomic_path(path))
+            for block, scores, predicted in adjusted:
+                columns = {f.name: block.rest.column(f.name) for f in kept}
                 ends = np.arange(len(scores) + 1, dtype=np.int32) * scores.shape[1]
-                new = [pa.ListArray.from_arrays(ends, pa.array(scores.reshape(-1)))]
-            else:
-                new = [pa.array(column) for column in scores.T]
-            columns = {
-                f.name: new[place[f.name]].cast(f.type, safe=False)
-                if f.name in place
-                else block.rest.column(f.name)
-                for f in kept
-            }
-            columns["predicted"] = pa.array(predicted.tolist())
-            if self.separator is not None:
-                columns[ADJUSTED] = pa.array([f"{tau:.12g}"] * len(scores))
-                metadata = {}
-            fields = [*kept, *(pa.field(n, columns[n].type) for n in [*columns][len(kept) :])]
-            yield pa.record_batch([*columns.values()], pa.schema(fields, metadata))
+                new = (
+                    [pa.array(column) for column in scores.T]
+                    if not self.lists
+                    else [pa.ListArray.from_arrays(ends, pa.array(scores.reshape(-1)))]
+                )
+                for name, column in zip(self.columns, new, strict=True):
+                    columns[name] = column.cast(self.schema.field(name).type, safe=False)
+                columns["predicted"] = pa.array(predicted.tolist())
+                if self.separator is not None:
+                    columns[ADJUSTED] = pa.array([f"{tau:.12g}"] * len(scores))
+                more = [pa.field(name, columns[name].type) for name in [*columns][len(kept) :]]
+                batch = pa.record_batch([*columns.values()], pa.schema([*kept, *more], metadata))
+                if self.separator is None:
+                    if file is None:
+                        file = stack.enter_context(parquet.ParquetWriter(temporary, batch.schema))
+                    file.write_batch(batch)
+                    continue
+                if file is None:
+                    file = stack.enter_context(open(temporary, "w", encoding="utf-8", newline=""))
+                    cells = text.writer(file, delimiter=self.separator, lineterminator="\n")
+                    cells.writerow(batch.schema.names)
+                file.write(_csv_rows(batch, self.separator))
 
 
-def _csv_rows(batch: Any, separator: str) -> bytes:
+def _csv_rows(batch: Any, separator: str) -> str:
     """Return rows of csv, in quotation marks only where a cell holds one or a separator."""
     import pyarrow as pa
     from pyarrow import csv
@@ -552,7 +540,7 @@ def _csv_rows(batch: Any, separator: str) -> bytes:
     except pa.ArrowInvalid:
         out = pa.BufferOutputStream()
         csv.write_csv(batch, out, csv.WriteOptions(**how, quoting_style="needed"))
-    return bytes(out.getvalue())
+    return bytes(out.getvalue()).decode()
 
 
 def _from_table(
