@@ -517,15 +517,15 @@ def _splits(
 
 def _restricted(parts: TauIntervals, rows: BoolArray, kept: IntArray) -> TauIntervals:
     """Return the intervals of some rows alone, with no other classes than the kept ones."""
-    place, some = np.full(parts.num_classes, -1), np.flatnonzero(rows)
+    importance, place = parts.importance[kept], np.full(parts.num_classes, -1)
     place[kept] = np.arange(len(kept))
-    importance = parts.importance[kept]
+    parts = replace(parts, num_classes=len(kept), importance=importance / importance.sum())
+    if rows.all() and len(kept) == len(place):  # nothing is left out, and no copy needed
+        return parts
     return replace(
         parts,
-        lower=parts.lower[some],
-        upper=parts.upper[some],
-        target=place[parts.target[some]],
-        weight=parts.weight[some],
-        num_classes=len(kept),
-        importance=importance / importance.sum(),
+        lower=parts.lower[rows],
+        upper=parts.upper[rows],
+        target=place[parts.target[rows]],
+        weight=parts.weight[rows],
     )
