@@ -467,12 +467,8 @@ def _add_to_probs(graph: _Graph, target: _Target, shift: FloatArray) -> None:
 
 def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
     """Return the classes that a converter wrote down behind a label or beside it."""
-    names, seen = [label], set[str]()
-    while names:
-        name = names.pop(0)
-        if name in seen:
-            continue
-        seen.add(name)
+    names = [label]
+    for name in names:  # which grow on the way
         node = graph.makers[name]
         written = [values for key, values in _settings(node).items() if key in _LABELS and values]
         if node.op_type == "ArrayFeatureExtractor" and node.input[0] in graph.constants:
@@ -480,7 +476,7 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
         for values in written:
             if np.size(values) == width:
                 return np.array(values, dtype=object).reshape(-1)
-        names += node.input
+        names += [source for source in node.input if source not in names]
     return None
 
 

@@ -206,18 +206,13 @@ def _check_whole(
 
 
 def _scores(model: Any, inputs: Any) -> list[Tensor]:
-    """Return the floating point tensors that a module gives, in evaluation mode."""
-    training = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            if isinstance(inputs, Mapping):
-                found = model(**inputs)
-            else:
-                found = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    finally:
-        for part, mode in training.items():
-            part.training = mode
+    """Return the floating point tensors that a copy of a module gives, in evaluation mode."""
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        if isinstance(inputs, Mapping):
+            found = model(**inputs)
+        else:
+            found = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     if isinstance(found, Mapping):
         found = [found["logits"]] if "logits" in found else list(found.values())
     parts = found if isinstance(found, tuple | list) else [found]
