@@ -76,7 +76,7 @@ Adjusted = tuple[Block, NDArray[Any], NDArray[Any]]
 """A block, its adjusted scores, and the predicted labels."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Predictions:
     """Saved predictions of one model: read them with `open_predictions`.
 
@@ -113,6 +113,29 @@ class Predictions:
     counts: NDArray[Any] | None = None
     norms: NDArray[Any] | None = None
     bias: NDArray[Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that class names and labels fit the scores."""
+        if self.num_classes < 2:
+            raise InputError(
+                f"{self.name}: there must be scores of at least two classes, one column each (give "
+                f"both columns of a binary score)."
+            )
+        if self.class_names is not None:
+            names = tuple(str(text).strip() for text in np.asarray(self.class_names).reshape(-1))
+            if len(names) != self.num_classes or len(set(names)) < self.num_classes:
+                raise InputError(
+                    f"{self.name}: there are {len(set(names))} class names but {self.num_classes} "
+                    f"columns of scores; give one name per column, in order."
+                )
+            self.class_names = names
+        if self.target is not None:
+            encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
+            self.target, self.labelled = encode(self.target), True
+            if self.num_rows not in (None, len(self.target)):
+                raise InputError(
+                    f"{self.name}: there are {self.num_rows} rows but {len(self.target)} labels."
+                )
 
     def blocks(self, elements: int, *, rest: bool = False) -> Iterator[Block]:
         """Yield the rows in order, about `elements` scores at a time; `rest` keeps whole rows."""
@@ -270,47 +293,8 @@ def from_arrays(
     _checks.choice(kind, KINDS, name="kind")
     known["mapped"] = array = _checks.matrix(scores, name=kind, finite=False)
     known.setdefault("others", {} if target is None else {"target": _checks.as_numpy(target)})
-    rows, width = array.shape
-    return _predictions(name, kind, rows, width, class_names, target, **known)
-
-
-def _predictions(
-    name: str,
-    kind: Kind,
-    num_rows: int | None,
-    num_classes: int,
-    class_names: Any,
-    target: Any,
-    labelled: bool = False,
-    **known: Any,
-) -> Predictions:
-    """Return predictions whose class names and labels fit the scores."""
-    if num_classes < 2:
-        raise InputError(
-            f"{name}: there must be scores of at least two classes, one column each (give both "
-            f"columns of a binary score)."
-        )
-    if class_names is not None:
-        class_names = tuple(str(text).strip() for text in np.asarray(class_names).reshape(-1))
-        if len(class_names) != num_classes or len(set(class_names)) < num_classes:
-            raise InputError(
-                f"{name}: there are {len(set(class_names))} class names but {num_classes} columns "
-                f"of scores; give one name per column, in order."
-            )
-    if target is not None:
-        target = LabelEncoder(num_classes, class_names, name=name)(target)
-        if num_rows not in (None, len(target)):
-            raise InputError(f"{name}: there are {num_rows} rows but {len(target)} labels.")
-    return Predictions(
-        name=name,
-        kind=kind,
-        num_classes=num_classes,
-        class_names=class_names,
-        labelled=labelled or target is not None,
-        num_rows=num_rows,
-        target=target,
-        **known,
-    )
+    known |= {"num_rows": len(array), "num_classes": array.shape[1]}
+    return Predictions(name=name, kind=kind, class_names=class_names, target=target, **known)
 
 
 def _from_run(path: Path, split: str, kind: Kind | None) -> Predictions:
@@ -587,6 +571,14 @@ def _from_table(
     width = len(columns)
     if lists:
         width = next((scores.shape[1] for scores, _, _ in table.read(1, False)), 0)
-    known: dict[str, Any] = {"labelled": inside is not None, "left_out": left_out, "table": table}
-    class_names = own if classes is None else classes
-    return _predictions(str(path), kind, num_rows, width, class_names, target, **known)
+    return Predictions(
+        name=str(path),
+        kind=kind,
+        num_classes=width,
+        class_names=own if classes is None else tuple(classes),
+        labelled=inside is not None,
+        num_rows=num_rows,
+        target=target,
+        table=table,
+        left_out=left_out,
+    )
