@@ -91,9 +91,8 @@ def problems(draw):
 def layout(rng):
     """Either way to store a block, and blocks and windows of a few rows."""
     with (
-        mock.patch.object(exact, "_NARROW", int(rng.choice([0, 128]))),
+        mock.patch.object(exact, "_TABLE", int(rng.choice([0, 2048]))),
         mock.patch.object(exact, "_BLOCK_ELEMENTS", int(rng.choice([15, 1 << 17]))),
-        mock.patch.object(exact, "_WINDOW_ROWS", int(rng.choice([7, 1 << 16]))),
     ):
         yield
 

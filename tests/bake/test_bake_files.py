@@ -117,6 +117,8 @@ def cut(folder):
         (lambda f: saved(f, network()), {"out": None}, "`model` is a path, so pass `out=`"),
         (cut, {}, "is not a safetensors file"),
         (lambda f: f, {}, "is a folder without config.json"),
+        (lambda f: text(f, b"[]", "config.json") and saved(f, network()), {},
+         "config.json is not the configuration of a model"),
         (lambda f: text(f, name="model.pt"), {}, "pickles are never loaded; save the state dict"),
         ],
 )  # fmt: skip

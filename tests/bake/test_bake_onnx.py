@@ -38,6 +38,7 @@ X = RANDOM.normal(size=(2000, 8)).astype(np.float32)
 CENTRES = RANDOM.normal(size=(3, 8))
 Y = np.argmax(X @ CENTRES.T + [2, 0, -1] + RANDOM.normal(size=(2000, 3)), axis=1)
 NAMES = np.array(["cat", "dog", "emu"])
+KEY = "longtail.baked"
 
 
 def run(model, **inputs):
@@ -337,13 +338,17 @@ def test_files_and_records(tmp_path):
     assert bake_record(path) is None
     texts = {entry.key: entry.value for entry in onnx.load(out).metadata_props}
     assert texts["author"] == "somebody"
-    assert json.loads(texts["longtail.baked"])["tau"] == 0.5
+    assert json.loads(texts[KEY])["tau"] == 0.5
     with pytest.raises(InputError, match=r"m\.onnx is not baked"):
         unbake(path, out=tmp_path / "c.onnx")
     changed = onnx.load(out)
     changed.graph.doc_string = "changed"
     with pytest.raises(InputError, match="was changed after it was baked"):
         unbake(changed)
+    for text in ("no JSON", "[1]", '{"format": 1}'):
+        model.metadata_props[-1].CopyFrom(onnx.StringStringEntryProto(key=KEY, value=text))
+        with pytest.raises(InputError, match=r"a record of baking, longtail\.baked, that"):
+            bake_logit_adjustment(model, PRIOR)
     path.write_bytes(b"no model")
     with pytest.raises(InputError, match="is not an ONNX file"):
         bake_logit_adjustment(path, PRIOR, out=tmp_path / "c.onnx")

@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from longtail._checks import FloatArray, InputError, listing
 from longtail.posthoc import normalize_weights
 from longtail.priors import ClassPrior
 
-FORMAT = 3
+FORMAT = 4
 # Name of the record: in the metadata of a file or of a state dict, and as an attribute.
 KEY = "longtail.baked"
 ATTRIBUTE = "longtail_baked"
@@ -72,7 +72,7 @@ class RawTensor(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return the tensor for a record."""
         text = base64.b64encode(self.data).decode()
-        return {"dtype": self.dtype, "shape": list(self.shape), "data": text}
+        return {"dtype": self.dtype, "shape": self.shape, "data": text}
 
     def digest(self) -> str:
         """Return SHA-256 of the bytes."""
@@ -162,13 +162,15 @@ class BakeRecord:
     @classmethod
     def from_json(cls, text: str) -> BakeRecord:
         """Return the record of the text that a model carries."""
-        document = json.loads(text)
-        if document.pop("format") != FORMAT:
-            raise InputError(
-                f"the model was baked by longtail {document.get('version')}, in a format that this "
-                f"version can't read."
-            )
-        return cls(**document)
+        try:
+            document = json.loads(text)
+            if document.pop("format") == FORMAT:
+                return cls(**document)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            pass  # somebody else's text
+        raise InputError(
+            f"the model has a record of baking, {KEY}, that this version of longtail can't read."
+        )
 
 
 class BakedLayer(NamedTuple):
@@ -178,36 +180,41 @@ class BakedLayer(NamedTuple):
     ``baked``, the digests of the new ones.
     """
 
+    label: str
     tensors: dict[str, RawTensor]
     undo: dict[str, Any]
     how: str
 
-    @property
-    def new_bias(self) -> bool:
-        """True if the layer had no bias before."""
-        return "bias" in self.undo and self.undo["bias"] is None
+    def warn_of_new_bias(self) -> None:
+        """Warn if the layer was built without a bias and has one now."""
+        if self.undo.get("bias", self) is None:
+            warnings.warn(
+                f"{self.label} had no bias and has one now. A network that loads these weights "
+                f"must be built with a bias there, or the adjustment is lost (from_pretrained of "
+                f"transformers drops it); to leave the network as it is, bake its ONNX export.",
+                stacklevel=5,
+            )
 
 
 def bake_layer(label: str, weight: RawTensor, bias: RawTensor | None, change: Change) -> BakedLayer:
     """Return the new tensors of a linear layer, whose outputs come first."""
-    width = weight.shape[0]
+    width, numbers = weight.shape[0], weight.values()
     old = None if bias is None else bias.values().reshape(-1)
     if old is not None and old.size != width:
         raise InputError(
             f"{label} has {width} rows of weights but a bias of {old.size}, so its outputs are not "
             f"first; bake an ONNX export."
         )
-    rows = weight.values() if change.shift is None else None
-    scale, offset = change.affine(width, rows, old)
+    scale, offset = change.affine(width, numbers, old)
     tensors, undo = {}, dict[str, Any]()
-    if rows is not None:
+    if change.shift is None:
         if len(weight.data) > _MOST_STORED:
             raise InputError(
                 f"{label} has {len(weight.data) >> 20} MiB of weights, too many to keep the "
                 f"originals in the record; bake an ONNX export, whose weights stay as they are."
             )
-        by_row = scale.reshape(-1, *[1] * (rows.ndim - 1))
-        tensors["weight"] = RawTensor.of(rows * by_row, weight.dtype)
+        by_row = scale.reshape(-1, *[1] * (numbers.ndim - 1))
+        tensors["weight"] = RawTensor.of(numbers * by_row, weight.dtype)
         undo["weight"] = weight.to_json()
     if bias is not None and old is not None:
         new = (old * scale + offset).reshape(bias.shape)
@@ -221,23 +228,73 @@ def bake_layer(label: str, weight: RawTensor, bias: RawTensor | None, change: Ch
         how = f"folded into the {' and '.join(tensors)} of {label}"
     else:
         how = f"added to the bias of {label}"
-    return BakedLayer(tensors, undo, how)
+    return BakedLayer(label, tensors, undo, how)
 
 
-def record_of_layers(change: Change, made: Mapping[str, BakedLayer]) -> str:
-    """Return the record of layers that were baked, by their names."""
+def bake_layers(
+    sizes: Mapping[str, tuple[int, int]],
+    read: Callable[[str], RawTensor | None],
+    change: Change,
+    named: Sequence[str],
+    *,
+    ordered: bool,
+) -> tuple[dict[str, BakedLayer], str]:
+    """Return new tensors of the named layers, or of the only one that can be last, and a record.
+
+    A layer that others follow must be named: in a network they are `ordered`, as it was built; in a
+    state dict those that take as many inputs may follow. `sizes` are (outputs, inputs) of the
+    linear layers; `read` returns a tensor by its name, None if there is none.
+    """
+    shown = listing(
+        (f"{name or 'one layer'!r} ({sizes[name][0]} outputs)" for name in [*sizes][::-1]), most=5
+    )
+    for name in named:
+        if name not in sizes:
+            raise InputError(f"there is no linear layer {name!r}; the model has {shown or 'none'}.")
+    if not named:
+        named = [name for name, (outputs, _) in sizes.items() if change.fits(outputs)]
+        plain = len(named) == 1
+        if plain and ordered:
+            plain = [*sizes][-1] == named[0]
+        elif plain:
+            plain = all(inputs != sizes[named[0]][0] for _, inputs in sizes.values())
+        if not plain:
+            outputs = "" if change.num_classes is None else f" of {change.num_classes} outputs"
+            raise InputError(
+                f"the last linear layer{outputs}, one per class, can't be told; the model has "
+                f"{shown or 'none'}. Name the one whose outputs are the logits with `layer=`, or "
+                f"several; for a head that is not a plain linear layer, bake an ONNX export."
+            )
+    made = {}
+    for name in named:
+        weight = read(join(name, "weight"))
+        assert weight is not None  # its size is known
+        label = f"layer {name}" if name else "the layer"
+        made[name] = bake_layer(label, weight, read(join(name, "bias")), change)
     how = " and ".join(new.how for new in made.values())
     undo = {"layers": {name: new.undo for name, new in made.items()}}
-    return change.record(where=", ".join(made) or "the layer", how=how, undo=undo)
+    return made, change.record(where=", ".join(made) or "the layer", how=how, undo=undo)
+
+
+def original_layers(
+    record: BakeRecord, read: Callable[[str], RawTensor | None], prefix: str = ""
+) -> dict[str, RawTensor | None]:
+    """Return the tensors before baking by name, None for a bias that was not there."""
+    before: dict[str, RawTensor | None] = {}
+    for layer, undo in record.undo["layers"].items():
+        names = {part: join(prefix, join(layer, part)) for part in undo["baked"]}
+        now = {part: read(name) for part, name in names.items()}
+        before |= {names[part]: old for part, old in original_tensors(undo, now).items()}
+    return before
 
 
 def original_tensors(
     undo: Mapping[str, Any], now: Mapping[str, RawTensor | None]
 ) -> dict[str, RawTensor | None]:
-    """Return the tensors before baking by their parts, None for a bias that was not there."""
+    """Return the tensors of a layer before baking by their parts."""
     found: dict[str, RawTensor | None] = {}
     for part, digest in undo["baked"].items():
-        tensor, stored = now.get(part), undo[part]
+        tensor, stored = now[part], undo[part]
         if tensor is None or tensor.digest() != digest:
             raise InputError(
                 f"the {part} was changed after it was baked, so the original can't be given back "
@@ -249,46 +306,9 @@ def original_tensors(
     return found
 
 
-def pick(
-    sizes: Mapping[str, tuple[int, int]], change: Change, named: Sequence[str], *, ordered: bool
-) -> list[str]:
-    """Return the named layers, or the only one that can be the last; `sizes` are (outputs, inputs).
-
-    One that others follow must be named: in a network they are `ordered`, as it was built; in a
-    state dict those that take as many inputs may follow.
-    """
-    shown = listing(
-        (f"{name or 'one layer'!r} ({sizes[name][0]} outputs)" for name in [*sizes][::-1]), most=5
-    )
-    for name in named:
-        if name not in sizes:
-            raise InputError(f"there is no linear layer {name!r}; the model has {shown or 'none'}.")
-    if named:
-        return list(dict.fromkeys(named))
-    fitting = [name for name, (outputs, _) in sizes.items() if change.fits(outputs)]
-    plain = len(fitting) == 1
-    if plain and ordered:
-        plain = [*sizes][-1] == fitting[0]
-    elif plain:
-        plain = all(inputs != sizes[fitting[0]][0] for _, inputs in sizes.values())
-    if not plain:
-        outputs = "" if change.num_classes is None else f" of {change.num_classes} outputs"
-        raise InputError(
-            f"the last linear layer{outputs}, one per class, can't be told; the model has "
-            f"{shown or 'none'}. Name the one whose outputs are the logits with `layer=`, or "
-            f"several; for a head that is not a plain linear layer, bake an ONNX export."
-        )
-    return fitting
-
-
-def warn_of_new_bias(label: str) -> None:
-    """Warn that a layer which was built without a bias has one now."""
-    warnings.warn(
-        f"{label} had no bias and has one now. A network that loads these weights must be built "
-        f"with a bias there, or the adjustment is lost (from_pretrained of transformers drops it); "
-        f"to leave the network as it is, bake its ONNX export.",
-        stacklevel=5,
-    )
+def join(layer: str, part: str) -> str:
+    """Return the name of a part of a layer, which may be the whole model."""
+    return f"{layer}.{part}" if layer else part
 
 
 def close_enough(got: FloatArray, wanted: FloatArray, *, dtype: str, where: str) -> None:

@@ -49,8 +49,8 @@ _ROUNDS = {"Cast", "QuantizeLinear", "DequantizeLinear"}
 # What converters put between a classifier's scores and the model's outputs.
 _SHOWS = _SAME | {"Cast", "ZipMap", "Normalizer", "Reshape", "Slice", "ArrayFeatureExtractor"}
 _LABELS = {"classlabels_ints", "classlabels_int64s", "classlabels_strings"}
-# Names of all that is put into a graph start so.
-_OURS = "longtail_baked_"
+# Names of all that is put into a graph start so, and end in the name that they stand in for.
+_OURS, _FOR = "longtail_baked_", "_for_"
 # Sizes to try where a dimension other than the first is left open: images, sequences.
 _OPEN_SIZES = (32, 64, 224, 8, 1)
 _MOST_NUMBERS = 400_000
@@ -95,10 +95,8 @@ def bake(
     with np.errstate(over="ignore"):  # the comparison finds what is not finite
         applied = [_apply(graph, target, change) for target in targets]
     nodes, baked = [*graph.behind[-1]], graph.baked
-    for number, (old, new) in enumerate(zip(graph.nodes, baked.graph.node, strict=True)):
-        if (old.input, old.output) != (new.input, new.output):
-            graph.undo["ends"][number] = [list(old.input), list(old.output)]
-        nodes += [NodeProto.FromString(new.SerializeToString()), *graph.behind[number]]
+    for number, node in enumerate(baked.graph.node):
+        nodes += [NodeProto.FromString(node.SerializeToString()), *graph.behind[number]]
     del baked.graph.node[:]
     baked.graph.node.extend(nodes)
     graph.undo["original"] = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
@@ -129,14 +127,14 @@ def unbake(model: ModelProto) -> ModelProto:
     _keep(graph.node, lambda node: not node.name.startswith(_OURS))
     if undo["opset"]:
         _keep(original.opset_import, lambda item: item.domain != "")
-    try:
-        for index, (read, made) in undo["ends"].items():
-            graph.node[int(index)].input[:], graph.node[int(index)].output[:] = read, made
-        for kind, stored in (("nodes", graph.node), ("initializers", graph.initializer)):
-            for index, text in undo[kind].items():
+    for node in graph.node:
+        for names in (node.input, node.output):
+            own = [name for name in names if not name.startswith(_OURS) or _FOR in name]
+            names[:] = [n.partition(_FOR)[2] if n.startswith(_OURS) else n for n in own]
+    for kind, stored in (("nodes", graph.node), ("initializers", graph.initializer)):
+        for index, text in undo[kind].items():
+            if int(index) < len(stored):  # else the digest tells
                 stored[int(index)].ParseFromString(base64.b64decode(text))
-    except IndexError:
-        pass  # the digest tells
     content = original.SerializeToString(deterministic=True)
     if hashlib.sha256(content).hexdigest() != undo["original"]:
         raise InputError(
@@ -165,8 +163,8 @@ class _Graph:
         self.baked = ModelProto.FromString(model.SerializeToString())
         # New nodes of the copy, by the node that they stand behind; -1 is the front.
         self.behind: dict[int, list[NodeProto]] = defaultdict(list)
-        # What `unbake` needs: ends of nodes, whole nodes and initializers, each by its index.
-        self.undo: dict[str, Any] = {"ends": {}, "nodes": {}, "initializers": {}}
+        # What `unbake` needs beside the names: nodes and initializers as they were, by index.
+        self.undo: dict[str, Any] = {"nodes": {}, "initializers": {}}
         self.count = 0
 
     def chain(self, tensor: str, operators: set[str]) -> list[str]:
@@ -185,25 +183,29 @@ class _Graph:
             more = {name for node in readers for name in node.output} - found
         return found
 
+    def name(self, instead: str | None = None) -> str:
+        """Return a new name, of something that stands in for `instead`."""
+        self.count += 1
+        return f"{_OURS}{self.count}" + ("" if instead is None else _FOR + instead)
+
     def insert(
         self, behind: int, operator: str, inputs: list[str], output: str = "", **settings: Any
     ) -> str:
-        """Put a node behind another one; return its output."""
-        self.count += 1
-        name = f"{_OURS}{self.count}"
+        """Put a node behind another one (at the front: -1); return its output."""
+        name = self.name()
         node = helper.make_node(operator, inputs, [output or name], name=name, **settings)
         self.behind[behind].append(node)
         return output or name
 
-    def constant(self, values: NDArray[Any] | TensorProto) -> str:
+    def constant(self, values: NDArray[Any] | TensorProto, output: str = "") -> str:
         """Put a constant at the front; a node, since old models have initializers as inputs."""
         stored = values if isinstance(values, TensorProto) else from_array(values)
-        return self.insert(-1, "Constant", [], value=stored)
+        return self.insert(-1, "Constant", [], output, value=stored)
 
     def detach(self, tensor: str) -> tuple[int, str]:
         """Give a tensor's node a new output name, so that another node can make the tensor."""
-        number = self.index[tensor]
-        output, name = self.baked.graph.node[number].output, f"{_OURS}of_{tensor}"
+        number, name = self.index[tensor], self.name(tensor)
+        output = self.baked.graph.node[number].output
         output[list(output).index(tensor)] = name
         return number, name
 
@@ -372,7 +374,8 @@ def _shift_bias(graph: _Graph, number: int, place: int, offset: FloatArray, dtyp
     label = f"{node.op_type} {node.name or node.output[0]}"
     given = node.input[place] if place < len(node.input) else ""
     if not given:
-        node.input[:] = [*node.input[:place], graph.constant(offset.astype(dtype))]
+        new = graph.name("") if place < len(node.input) else graph.name()
+        node.input[:] = [*node.input[:place], graph.constant(offset.astype(dtype), new)]
         return f"as a new bias of the {label}, which had none"
     old = to_array(graph.constants[given], graph.folder)
     new = (old.astype(np.float64) + offset.reshape(old.shape)).astype(old.dtype)
@@ -383,7 +386,7 @@ def _shift_bias(graph: _Graph, number: int, place: int, offset: FloatArray, dtyp
         graph.undo["initializers"][index] = base64.b64encode(content).decode()
         stored[index].CopyFrom(from_array(new, given))
     else:
-        node.input[place] = graph.constant(new)
+        node.input[place] = graph.constant(new, graph.name(given))
     return f"added to the bias of the {label}"
 
 
@@ -464,12 +467,8 @@ def _add_to_probs(graph: _Graph, target: _Target, shift: FloatArray) -> None:
 
 def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
     """Return the classes that a converter wrote down behind a label or beside it."""
-    names, seen = [label], set[str]()
-    while names:
-        name = names.pop(0)
-        if name in seen:
-            continue
-        seen.add(name)
+    names = [label]
+    for name in names:  # which grow on the way
         node = graph.makers[name]
         written = [values for key, values in _settings(node).items() if key in _LABELS and values]
         if node.op_type == "ArrayFeatureExtractor" and node.input[0] in graph.constants:
@@ -477,7 +476,7 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
         for values in written:
             if np.size(values) == width:
                 return np.array(values, dtype=object).reshape(-1)
-        names += node.input
+        names += [source for source in node.input if source not in names]
     return None
 
 

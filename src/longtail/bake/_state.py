@@ -15,7 +15,7 @@ import json
 import shutil
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,12 @@ from longtail._checks import InputError
 from longtail.bake._change import (
     ATTRIBUTE,
     KEY,
-    BakedLayer,
     BakeRecord,
     Change,
     RawTensor,
-    bake_layer,
-    original_tensors,
-    pick,
-    record_of_layers,
-    warn_of_new_bias,
+    bake_layers,
+    join,
+    original_layers,
 )
 from longtail.runs.files import atomic_path, read_json, temporary_name
 
@@ -48,11 +45,18 @@ def bake(state: Mapping[str, Any], change: Change, layers: Sequence[str], inputs
     from longtail.bake._torch import raw, tensor_of
 
     shapes = {name: tuple(t.shape) for name, t in state.items() if hasattr(t, "shape")}
-    made, text = _bake_layers(shapes, lambda name: raw(state[name]), change, layers)
+    made, text = bake_layers(
+        _sizes(shapes, layers),
+        lambda name: raw(state[name]) if name in state else None,
+        change,
+        layers,
+        ordered=False,
+    )
     new = OrderedDict(state)
     for layer, baked in made.items():
-        like = state[_join(layer, "weight")]
-        new.update({_join(layer, part): tensor_of(t, like) for part, t in baked.tensors.items()})
+        baked.warn_of_new_bias()
+        like = state[join(layer, "weight")]
+        new.update({join(layer, part): tensor_of(t, like) for part, t in baked.tensors.items()})
     metadata = copy.deepcopy(getattr(state, "_metadata", {}))
     metadata.setdefault("", {})[KEY] = text
     new._metadata = metadata  # type: ignore[attr-defined]
@@ -68,8 +72,7 @@ def unbake(state: Mapping[str, Any]) -> Any:
         if KEY not in entry:
             continue
         record = BakeRecord.from_json(entry.pop(KEY))
-        before = _originals(record, lambda name: raw(state[name]), prefix)
-        for name, tensor in before.items():
+        for name, tensor in original_layers(record, lambda n: raw(state[n]), prefix).items():
             if tensor is None:
                 del new[name]
             else:
@@ -86,9 +89,9 @@ def record_of(state: Mapping[str, Any] | Path) -> BakeRecord | None:
     if isinstance(state, Path):
         shards = _shards(state)
         texts = [shard.metadata[KEY] for shard in shards if KEY in shard.metadata]
-        config = shards[0].path.with_name("config.json")
-        if not texts and config.is_file():
-            texts = [text for key, text in read_json(config).items() if key == ATTRIBUTE]
+        folder = shards[0].path.parent
+        if not texts and (folder / "config.json").is_file():
+            texts = [text for key, text in _config(folder).items() if key == ATTRIBUTE]
     else:
         entries = getattr(state, "_metadata", {}).values()
         texts = [entry[KEY] for entry in entries if KEY in entry]
@@ -99,27 +102,34 @@ def bake_file(path: Path, out: Path, change: Change, layers: Sequence[str], inpu
     """Write a baked copy of a safetensors file or a Hugging Face folder."""
     home = {name: shard for shard in _shards(path) for name in shard.entries}
     shapes = {name: shard.entries[name]["shape"] for name, shard in home.items()}
-    made, text = _bake_layers(shapes, lambda name: home[name].read(name), change, layers)
+    made, text = bake_layers(
+        _sizes(shapes, layers),
+        lambda name: home[name].read(name) if name in home else None,
+        change,
+        layers,
+        ordered=False,
+    )
     texts = {KEY: text}
+    for layer, new in made.items():
+        if path.is_dir() and join(layer, "bias") not in home and "bias" in new.tensors:
+            raise InputError(
+                f"layer {layer} has no bias, and from_pretrained would drop a new one and the "
+                f"adjustment with it; export the model to ONNX and bake that."
+            )
+        new.warn_of_new_bias()
     if path.is_dir():
-        for layer, new in made.items():
-            if new.new_bias:
-                raise InputError(
-                    f"layer {layer} has no bias, and from_pretrained would drop a new one and the "
-                    f"adjustment with it; export the model to ONNX and bake that."
-                )
         texts[_CONFIG] = _packed((path / "config.json").read_bytes())
     changed: dict[_File, dict[str, RawTensor | None]] = {}
     for layer, new in made.items():
-        shard = home[_join(layer, "weight")]
+        shard = home[join(layer, "weight")]
         for part, tensor in new.tensors.items():
-            name = _join(layer, part)
+            name = join(layer, part)
             changed.setdefault(home.get(name, shard), {})[name] = tensor
     with _target(path, out) as target:
         for shard, tensors in changed.items():
             shard.write(target / shard.path.name if path.is_dir() else target, tensors, texts)
         if path.is_dir():
-            document = json.dumps(read_json(path / "config.json") | {ATTRIBUTE: text}, indent=2)
+            document = json.dumps(_config(path) | {ATTRIBUTE: text}, indent=2)
             (target / "config.json").write_text(document + "\n", encoding="utf-8")
 
 
@@ -133,7 +143,7 @@ def unbake_file(path: Path, out: Path) -> None:
         )
     home = {name: shard for shard in shards for name in shard.entries}
     record = BakeRecord.from_json(baked[0].metadata[KEY])
-    before = _originals(record, lambda name: home[name].read(name))
+    before = original_layers(record, lambda name: home[name].read(name) if name in home else None)
     with _target(path, out) as target:
         for shard in baked:
             own = {name: tensor for name, tensor in before.items() if home[name] is shard}
@@ -143,13 +153,8 @@ def unbake_file(path: Path, out: Path) -> None:
             (target / "config.json").write_bytes(_unpacked(baked[0].metadata[_CONFIG]))
 
 
-def _bake_layers(
-    shapes: Mapping[str, Sequence[int]],
-    read: Callable[[str], RawTensor],
-    change: Change,
-    named: Sequence[str],
-) -> tuple[dict[str, BakedLayer], str]:
-    """Return new tensors of the layers that are named, or of the only one that fits; and a record.
+def _sizes(shapes: Mapping[str, Sequence[int]], named: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return (outputs, inputs) of the linear layers among tensors.
 
     Embeddings are matrices too, and weights with their inputs first (GPT-2's) are told by their
     bias; such count only if they are named.
@@ -158,30 +163,18 @@ def _bake_layers(
     for name, shape in shapes.items():
         layer, _, part = name.rpartition(".")
         if part == "weight" and len(shape) > 1:
-            bias = shapes.get(_join(layer, "bias"), shape[:1])
+            bias = shapes.get(join(layer, "bias"), shape[:1])
             embeds = "embed" in layer.rpartition(".")[2].lower()
             if layer in named or (tuple(bias) == tuple(shape[:1]) and not embeds):
                 sizes[layer] = (shape[0], shape[1])
-    made = {}
-    for layer in pick(sizes, change, named, ordered=False):
-        label = f"layer {layer}" if layer else "the layer"
-        weight, name = read(_join(layer, "weight")), _join(layer, "bias")
-        made[layer] = bake_layer(label, weight, read(name) if name in shapes else None, change)
-        if made[layer].new_bias:
-            warn_of_new_bias(label)
-    return made, record_of_layers(change, made)
+    return sizes
 
 
-def _originals(
-    record: BakeRecord, read: Callable[[str], RawTensor], prefix: str = ""
-) -> dict[str, RawTensor | None]:
-    """Return the tensors before baking by name, None for a bias that was not there."""
-    before: dict[str, RawTensor | None] = {}
-    for layer, undo in record.undo["layers"].items():
-        names = {part: _join(prefix, _join(layer, part)) for part in undo["baked"]}
-        now = {part: read(name) for part, name in names.items()}
-        before |= {names[part]: old for part, old in original_tensors(undo, now).items()}
-    return before
+def _config(folder: Path) -> dict[str, Any]:
+    document = read_json(folder / "config.json")
+    if not isinstance(document, dict):
+        raise InputError(f"{folder / 'config.json'} is not the configuration of a model.")
+    return document
 
 
 class _File:
@@ -216,7 +209,7 @@ class _File:
         order = _by_offset(self.entries)
         for name in changed:
             if name not in self.entries:  # where it is aligned as the weight is
-                order.insert(order.index(_join(name.rpartition(".")[0], "weight")) + 1, name)
+                order.insert(order.index(join(name.rpartition(".")[0], "weight")) + 1, name)
         metadata = {**self.metadata, **texts, _HEADER: _packed(self.header)}
         header: dict[str, Any] = {"__metadata__": metadata}
         place = 0
@@ -296,7 +289,3 @@ def _packed(content: bytes) -> str:
 
 def _unpacked(text: str) -> bytes:
     return zlib.decompress(base64.b64decode(text))
-
-
-def _join(layer: str, part: str) -> str:
-    return f"{layer}.{part}" if layer else part

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,19 +28,17 @@ from longtail.bake._change import (
     BakeRecord,
     Change,
     RawTensor,
-    bake_layer,
+    bake_layers,
     close_enough,
-    original_tensors,
-    pick,
-    record_of_layers,
-    warn_of_new_bias,
+    original_layers,
 )
-from longtail.losses import PairwiseMarginLoss
-from longtail.margins import Margin
-from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice, log_probs
+from longtail.posthoc import log_probs
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_HARMLESS = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Identity, nn.Dropout, nn.Flatten)
+_HARMLESS = (
+    *(nn.Softmax, nn.LogSoftmax, nn.Softmax2d),
+    *(nn.Identity, nn.Dropout, nn.Flatten, nn.Sequential),
+)
 
 
 def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
@@ -48,27 +47,23 @@ def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
         name: part for name, part in model.named_modules() if isinstance(part, _LAYERS)
     }
     sizes = {name: (part.weight.shape[0], part.weight.shape[1]) for name, part in modules.items()}
-    names = pick(sizes, change, layers, ordered=True)
-    baked, made = copy.deepcopy(model), {}
-    for name in names:
-        before, after = modules[name], baked.get_submodule(name)
-        label = f"layer {name}" if name else "the layer"
-        made[name] = bake_layer(label, **_tensors(before), change=change)
-        for part, tensor in made[name].tensors.items():
+    made, text = bake_layers(sizes, partial(_read, model), change, layers, ordered=True)
+    baked = copy.deepcopy(model)
+    for name, new in made.items():
+        after = baked.get_submodule(name)
+        for part, tensor in new.tensors.items():
             _put(after, part, tensor)
         if inputs is None:
-            _check_layer(before, after, change, label)
-            _check_order(model, name, label)
-        if made[name].new_bias and hasattr(model, "save_pretrained"):
-            warn_of_new_bias(label)
+            _check_layer(modules[name], after, change, new.label)
+            _check_order(model, name, new.label)
+        if hasattr(model, "save_pretrained"):
+            new.warn_of_new_bias()
     if inputs is not None:
-        _check_whole(model, baked, [modules[name] for name in names], inputs, change)
-    text = record_of_layers(change, made)
+        _check_whole(model, baked, [modules[name] for name in made], inputs, change)
     setattr(baked, ATTRIBUTE, text)
     baked.register_state_dict_post_hook(_WriteMetadata())
     if hasattr(getattr(baked, "config", None), "to_json_string"):  # of transformers
         setattr(baked.config, ATTRIBUTE, text)
-    _warn_of_losses(model, change)
     return baked
 
 
@@ -77,10 +72,10 @@ def unbake(model: Any) -> Any:
     restored = copy.deepcopy(model)
     while (found := _marked(restored)) is not None:
         part, text = found
-        for name, undo in BakeRecord.from_json(text).undo["layers"].items():
-            layer = part.get_submodule(name)
-            for piece, tensor in original_tensors(undo, _tensors(layer)).items():
-                _put(layer, piece, tensor)
+        before = original_layers(BakeRecord.from_json(text), partial(_read, part))
+        for name, tensor in before.items():
+            layer, _, piece = name.rpartition(".")
+            _put(part.get_submodule(layer), piece, tensor)
         if hasattr(part, ATTRIBUTE):
             delattr(part, ATTRIBUTE)
         if hasattr(getattr(part, "config", None), ATTRIBUTE):
@@ -139,9 +134,11 @@ def tensor_of(stored: RawTensor, like: Tensor) -> Tensor:
     return data.view(getattr(torch, name)).reshape(stored.shape).to(like.device)
 
 
-def _tensors(layer: Any) -> dict[str, Any]:
-    bias = getattr(layer, "bias", None)
-    return {"weight": raw(layer.weight), "bias": None if bias is None else raw(bias)}
+def _read(model: Any, name: str) -> RawTensor | None:
+    """Return a parameter by its name; None for a bias that is not there."""
+    layer, _, part = name.rpartition(".")
+    tensor = getattr(model.get_submodule(layer), part)
+    return None if tensor is None else raw(tensor)
 
 
 def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
@@ -152,26 +149,6 @@ def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
     like = layer.weight if getattr(layer, part) is None else getattr(layer, part)
     new = nn.Parameter(tensor_of(stored, like), requires_grad=like.requires_grad)
     setattr(layer, part, new)
-
-
-def _warn_of_losses(model: Any, change: Change) -> None:
-    """Warn if a loss in the model, as a LightningModule holds it, has made the adjustment already.
-
-    Not an error, since the model may have been trained with another one.
-    """
-    for name, part in model.named_modules():
-        if change.prior is None or not isinstance(part, PairwiseMarginLoss):
-            continue
-        alpha, positive, negative = map(as_numpy, (part.alpha, part.positive, part.negative))
-        dense = None if part.dense is None else as_numpy(part.dense)
-        margin = Margin(alpha, positive, negative, dense, part.scale, part.name)
-        elsewhere = bool({"target_prior", "costs"} & change.settings.keys())
-        text = adjusted_twice(margin, change.prior, tau=change.tau, elsewhere=elsewhere)
-        if text is not None:
-            where = name or type(part).__name__
-            warnings.warn(
-                f"the model holds a loss ({where}): {text}", AdjustedTwiceWarning, stacklevel=5
-            )
 
 
 def _check_layer(before: Any, after: Any, change: Change, label: str) -> None:
@@ -190,31 +167,23 @@ def _check_layer(before: Any, after: Any, change: Change, label: str) -> None:
 
 
 def _check_order(model: Any, name: str, label: str) -> None:
-    """Refuse a layer that may not be the last step; warn where only running the model would tell.
-
-    Norm layers behind it and scales of the modules around it are refused. Nothing follows the
-    last layer of a Sequential but what stands in it.
-    """
+    """Refuse a layer that is not the last of a Sequential; warn where only running would tell."""
     parts = dict(model.named_modules())
     later = list(parts.values())[list(parts).index(name) + 1 :]
-    later = [part for part in later if not type(part).__name__.endswith("Loss")]
+    found = [type(p).__name__ for p in later if not isinstance(p, _HARMLESS)]
+    found = [kind for kind in found if not kind.endswith("Loss")]
     steps = name.split(".") if name else []
     around = [parts[".".join(steps[:k])] for k in range(len(steps))]
-    found = [type(part).__name__ for part in later if "norm" in type(part).__name__.lower()]
-    for part in around:
-        own = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-        found += [repr(key) for key, t in own if t.numel() == 1 and t.is_floating_point()]
-    if found:
-        raise InputError(
-            f"{label} may not be the last step, since the model has {found[0]} besides; pass "
-            f"`inputs=`, what the model is called with, and the whole of it is checked."
-        )
-    chain = all(isinstance(part, nn.Sequential) for part in around)
-    if not chain or not all(isinstance(part, _HARMLESS) for part in later):
+    if not all(isinstance(part, nn.Sequential) for part in around):
         warnings.warn(
             f"only {label} was checked, since what the model does behind it shows only when it "
             f"runs; pass `inputs=`, what the model is called with, to check the whole of it.",
             stacklevel=5,
+        )
+    elif found:
+        raise InputError(
+            f"{label} is not the last step, since {found[0]} follows; pass `inputs=`, what the "
+            f"model is called with, and the whole of it is checked."
         )
 
 
@@ -237,18 +206,13 @@ def _check_whole(
 
 
 def _scores(model: Any, inputs: Any) -> list[Tensor]:
-    """Return the floating point tensors that a module gives, in evaluation mode."""
-    training = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            if isinstance(inputs, Mapping):
-                found = model(**inputs)
-            else:
-                found = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    finally:
-        for part, mode in training.items():
-            part.training = mode
+    """Return the floating point tensors that a copy of a module gives, in evaluation mode."""
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        if isinstance(inputs, Mapping):
+            found = model(**inputs)
+        else:
+            found = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     if isinstance(found, Mapping):
         found = [found["logits"]] if "logits" in found else list(found.values())
     parts = found if isinstance(found, tuple | list) else [found]
@@ -260,10 +224,11 @@ def _compare(old: Tensor, new: Tensor, layer: Any, change: Change, where: str) -
     """Refuse scores that are not the adjusted ones, up to a number per example if normalized."""
     axis = 1 if layer.weight.ndim > 2 and old.ndim > 2 else -1
     before, after = (as_numpy(part.double().movedim(axis, -1)) for part in (old, new))
-    stored = _tensors(layer)
-    dtype, bias = stored["weight"].dtype, stored["bias"]
+    weight, bias = _read(layer, "weight"), _read(layer, "bias")
+    assert weight is not None
+    dtype: str = weight.dtype
     scale, offset = change.affine(
-        before.shape[-1], stored["weight"].values(), None if bias is None else bias.values()
+        before.shape[-1], weight.values(), None if bias is None else bias.values()
     )
     known: Any = True
     if before.shape[-1] > 1:

@@ -19,7 +19,7 @@ from scipy.special import softmax
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.predictions.estimates import Change, Tally
-from longtail.predictions.files import Adjusted, Block, Predictions, answers_path
+from longtail.predictions.files import Adjusted, Block, Predictions
 from longtail.predictions.passes import (
     WORKERS,
     Progress,
@@ -52,9 +52,9 @@ NOTHING_TO_TUNE = (
 
 
 class Written(NamedTuple):
-    """Result of `AdjustResult.write`: the files, rows whose predicted label changed, all rows."""
+    """Result of `AdjustResult.write`: the file, rows whose predicted label changed, all rows."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path]
     changed: int
     rows: int
 
@@ -157,12 +157,8 @@ class AdjustResult:
     def most_changed(self, number: int = 5) -> tuple[list[int], list[int]]:
         """Return the classes whose error fell most, and those whose error rose most.
 
-        Args:
-            number: at most this many of each.
-
-        Returns:
-            Class indices, the greatest change first; among equals the class with more judged
-            examples.
+        At most `number` of each, the greatest change first; among equals the class with more
+        judged examples.
         """
         tally = self._judged()
         change = (tally.broken - tally.fixed) / np.maximum(tally.counts, 1)
@@ -175,22 +171,22 @@ class AdjustResult:
     def write(
         self, path: str | Path, *, force: bool = False, progress: Progress | None = None
     ) -> Written:
-        """Write the adjusted predictions, in the format that they came in.
+        """Write the adjusted predictions, in the format that they came in, arrays as an .npz.
 
         Args:
             path: the new file. Beside the scores it has `predicted` and a mark with tau, by which
                 it is not adjusted again; what else the source had is copied, but for other
-                scores of the same classes (`predictions.left_out`). For .npy the predicted labels
-                are a second file, NAME.predicted.npy, which is the mark as well.
+                scores of the same classes (`predictions.left_out`).
             force: replace a file of that name.
             progress: told (rows done, rows in all or 0, "").
 
         Returns:
-            The paths and how many predictions changed.
+            The path and how many predictions changed.
         """
         path, source = Path(path), self.predictions
         check_output(source, path, force=force)
         shift = posthoc.adjustment(self.prior, tau=self.tau, target_prior=self.target_prior)
+        names = source.class_names and np.array(source.class_names)
         changed = rows = 0
 
         def adjust(block: Block, logits: NDArray[Any]) -> Adjusted:
@@ -201,19 +197,19 @@ class AdjustResult:
             changed += int(np.sum(predicted != block.scores.argmax(axis=1)))
             rows += len(predicted)
             scores = softmax(adjusted, axis=1) if source.kind == "probs" else adjusted
-            return block, scores, source.labels(predicted)
+            return block, scores, predicted if names is None else names[predicted]
 
-        adjusted = each_block(adjust, source, progress=progress, rest=True)
-        source.source.save(path, self.tau, adjusted)
-        return Written(_outputs(path), changed, rows)
+        source.save(path, self.tau, each_block(adjust, source, progress=progress, rest=True))
+        return Written((path,), changed, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON."""
+        source, aim = self.predictions, self.target_prior
         out: dict[str, Any] = {
-            "file": self.predictions.name,
-            "kind": self.predictions.kind,
-            "num_classes": self.predictions.num_classes,
-            "class_names": self.predictions.class_names,
+            "file": source.name,
+            "kind": source.kind,
+            "num_classes": source.num_classes,
+            "class_names": source.class_names,
             "tau": self.tau,
             "protocol": self.protocol,
             "effective_prior": self.effective,
@@ -222,7 +218,7 @@ class AdjustResult:
             "num_tuned": self.num_tuned,
             "num_judged": self.num_judged,
             "prior": self.prior.probs.tolist(),
-            "target_prior": None if self.target_prior is None else self.target_prior.probs.tolist(),
+            "target_prior": None if aim is None else aim.probs.tolist(),
             "left_out": self.left_out.tolist(),
             "confidence_level": self.level,
         }
@@ -252,27 +248,18 @@ class AdjustResult:
 def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
     """Refuse to replace a file unless told to, and the source in any case."""
     source = Path(predictions.name)
-    suffixes = (source.suffix,) if source.suffix and source.is_file() else (".npz", ".npy")
-    if path.suffix not in suffixes:
-        raise InputError(
-            f"{path} must end in {' or '.join(suffixes)}: adjusted predictions keep the format of "
-            f"{source}."
-        )
+    suffix = ".npz" if predictions.table is None else source.suffix
+    if path.suffix != suffix:
+        raise InputError(f"{path} must end in {suffix}, as adjusted predictions of {source} do.")
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}.")
-    for out in _outputs(path):
-        if out.exists() and source.exists() and out.samefile(source):
-            raise InputError(
-                f"{out} is the file that is being adjusted; choose another name, or a second run "
-                f"would adjust it twice."
-            )
-        if out.exists() and not force:
-            raise InputError(f"{out} exists; pass `force=True` to replace it.")
-
-
-def _outputs(path: Path) -> tuple[Path, ...]:
-    """Return the files that adjusted predictions go to."""
-    return (path, answers_path(path)) if path.suffix.lower() == ".npy" else (path,)
+    if path.exists() and source.exists() and path.samefile(source):
+        raise InputError(
+            f"{path} is the file that is being adjusted; choose another name, or a second run "
+            f"would adjust it twice."
+        )
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; pass `force=True` to replace it.")
 
 
 def adjust_predictions(
@@ -355,13 +342,14 @@ def adjust_predictions(
         raise InputError(f"`tune_on` must lie between 0 and 1; got {tune_on:g}.")
     if folds is not None:
         _checks.whole(folds, name="folds", at_least=2)
-    if tau is not None and not effective and (tune_on is not None or folds is not None):
+    parted = tune_on is not None or folds is not None
+    if tau is not None and not effective and parted:
         raise InputError(
             "with a given `tau=` there is nothing to choose; leave `tune_on=` and `folds=` out."
         )
     known: dict[str, Any] = {"effective": effective, "level": confidence, "many": many, "few": few}
     if not predictions.labelled:
-        if tune_on is not None or folds is not None:
+        if parted:
             raise InputError(
                 f"{predictions.name} has no labels, so tau can't be chosen on it; name them with "
                 f"`labels=`, or give `tau=` (default 1)."
@@ -380,6 +368,7 @@ def adjust_predictions(
     measured = partial(
         tau_intervals, predictions, target_prior=target_prior, workers=workers, progress=progress
     )
+    whole: Any = None
     if effective or prior is None:
         target = all_labels(predictions)
     else:
@@ -387,25 +376,37 @@ def adjust_predictions(
             raise InputError(NOTHING_TO_TUNE)
         whole = measured(prior)
         target = whole.target
-    kept = _judgeable(predictions, target, 1 if protocol == "given" else 2, missing)
+
+    needed, counts = 1 if protocol == "given" else 2, np.bincount(target, minlength=width)
+    kept, left_out = np.flatnonzero(counts >= needed), np.flatnonzero(counts < needed)
+    if len(left_out) and missing == "error":
+        short = [f"{predictions.label(int(k))} ({counts[k]})" for k in left_out]
+        raise InputError(
+            f"{predictions.name}: each class needs at least {needed} labelled example"
+            f"{'' if needed == 1 else 's (one to choose tau and one to judge it)'}, but "
+            f"{len(short)} of {width} classes have fewer: {_checks.listing(short, most=6)}; "
+            f"label more, or leave these classes out with `missing='skip'`."
+        )
+    if len(kept) < 2:
+        raise InputError(f"{predictions.name}: fewer than two classes have enough labels.")
     splits = _splits(target, kept, protocol, amount, random_state)
     chosen_on, judged = (np.logical_or.reduce(rows) for rows in zip(*splits, strict=True))
+    parts = [whole] * len(splits)
     if effective or prior is None:
         # The prior as known to the examples that choose tau, mixed like the training data.
         sets = [choose for choose, _ in splits] + [chosen_on] * (len(splits) > 1)
         priors = learnt_priors(predictions, prior, sets, target, workers=workers)
         parts = [measured(learnt) for learnt in priors]
         prior, whole = priors[-1], parts[-1]
-    else:
-        parts = [whole] * len(splits)
-
-    def choose_tau(fold: int) -> float:
-        part = _restricted(parts[fold], splits[fold][0], kept)
-        return tune_from_intervals(part, bounds=bounds, n_bootstrap=0).tau
 
     tuning, fold_taus = None, np.empty(0)
     if tau is None:
         if protocol == "cross-fit":  # first, while there is no other curve in memory
+
+            def choose_tau(fold: int) -> float:
+                part = _restricted(parts[fold], splits[fold][0], kept)
+                return tune_from_intervals(part, bounds=bounds, n_bootstrap=0).tau
+
             with ThreadPoolExecutor(workers) as pool:
                 fold_taus = np.array(list(pool.map(choose_tau, range(len(splits)))))
         tuning = tune_from_intervals(
@@ -419,10 +420,8 @@ def adjust_predictions(
     taus = fold_taus if len(fold_taus) else [tau] * len(splits)
     before, after = np.zeros((2, len(target)), dtype=bool)
     for part, (_, rows), fold_tau in zip(parts, splits, taus, strict=False):
-        lower, upper = part.lower[rows], part.upper[rows]
-        before[rows] = (lower <= 0.0) & (upper > 0.0)
-        after[rows] = (lower <= fold_tau) & (fold_tau < upper)
-    left_out = np.setdiff1d(np.arange(width), kept)
+        before |= rows & part.right_at(0.0)
+        after |= rows & part.right_at(fold_tau)
     return AdjustResult(
         predictions,
         prior,
@@ -436,7 +435,7 @@ def adjust_predictions(
         tally=Tally.of(target[judged], before[judged], after[judged], width),
         intervals=_restricted(whole, judged, kept),
         left_out=left_out,
-        num_left_out=int(np.isin(target, left_out).sum()),
+        num_left_out=int(counts[left_out].sum()),
         **known,
     )
 
@@ -492,23 +491,6 @@ def tune_predictions(
     return tune_from_intervals(parts, **settings)
 
 
-def _judgeable(predictions: Predictions, target: IntArray, needed: int, missing: str) -> IntArray:
-    """Return the classes with enough labelled examples; refuse the others, or skip them."""
-    counts = np.bincount(target, minlength=predictions.num_classes)
-    short, kept = np.flatnonzero(counts < needed), np.flatnonzero(counts >= needed)
-    if len(short) and missing == "error":
-        few = [f"{predictions.label(int(k))} ({counts[k]})" for k in short]
-        raise InputError(
-            f"{predictions.name}: each class needs at least {needed} labelled example"
-            f"{'' if needed == 1 else 's (one to choose tau and one to judge it)'}, but "
-            f"{len(short)} of {len(counts)} classes have fewer: {_checks.listing(few, most=6)}; "
-            f"label more, or leave these classes out with `missing='skip'`."
-        )
-    if len(kept) < 2:
-        raise InputError(f"{predictions.name}: fewer than two classes have enough labels.")
-    return kept
-
-
 def _splits(
     target: IntArray, kept: IntArray, protocol: str, amount: float, seed: int
 ) -> list[Split]:
@@ -535,15 +517,15 @@ def _splits(
 
 def _restricted(parts: TauIntervals, rows: BoolArray, kept: IntArray) -> TauIntervals:
     """Return the intervals of some rows alone, with no other classes than the kept ones."""
-    place = np.full(parts.num_classes, -1)
+    importance, place = parts.importance[kept], np.full(parts.num_classes, -1)
     place[kept] = np.arange(len(kept))
-    importance = parts.importance[kept]
+    parts = replace(parts, num_classes=len(kept), importance=importance / importance.sum())
+    if rows.all() and len(kept) == len(place):  # nothing is left out, and no copy needed
+        return parts
     return replace(
         parts,
         lower=parts.lower[rows],
         upper=parts.upper[rows],
         target=place[parts.target[rows]],
         weight=parts.weight[rows],
-        num_classes=len(kept),
-        importance=importance / importance.sum(),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -52,13 +52,10 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
-        return {
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "difference": self.difference.to_dict(),
-            "num_classes": self.num_classes,
-            "num_examples": self.num_examples,
+        numbers = {
+            name: getattr(self, name).to_dict() for name in ("before", "after", "difference")
         }
+        return asdict(self) | numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,12 +120,6 @@ def estimate(
         counts: n, examples per class, at least 1.
         share: weights that sum to 1.
         level: of the interval.
-
-    Examples:
-        >>> one = np.array([1])
-        >>> found = estimate(one * 20, None, one * 100, np.ones(1), level=0.95)
-        >>> round(found.value, 2), round(found.low, 3), round(found.high, 3)
-        (0.2, 0.12, 0.28)
     """
     net = plus if minus is None else plus - minus
     value = float(np.sum(share * net / counts))

@@ -43,12 +43,7 @@ def readable(path: str | Path) -> Iterator[None]:
 
 
 def whole(text: str) -> int | None:
-    """Return the whole number that a text holds, also as ``3.0``, or None.
-
-    Examples:
-        >>> whole("3"), whole("3.0"), whole("-1"), whole("three"), whole("2.5")
-        (3, 3, -1, None, None)
-    """
+    """Return the whole number that a text such as ``3`` or ``3.0`` holds, or None."""
     try:
         number = float(text)
     except ValueError:
@@ -116,10 +111,8 @@ def read_class_names(text: str) -> list[str]:
 def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray[Any]:
     """Return the labels in a file: .npy, text with one per line, or a csv or tsv file.
 
-    Args:
-        path: the file. A csv file has one column, or one called ``label`` or ``target``.
-        class_names: the known names; a first line that is neither one of these nor a number is
-            the name of the column.
+    A csv file has one column, or one called ``label`` or ``target``. The first line of one column
+    is its name if it is neither a number nor a known class.
     """
     if path.suffix.lower() == ".npy":
         return load_npy(path)
@@ -130,11 +123,10 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
             f"{path}: a csv file of labels must have one column, or one called label or target; "
             f"its columns are {_checks.listing(header)}."
         )
-    column = named[0] if named else 0
     if not named and (whole(header[0]) is not None or header[0] in (class_names or header)):
         rows = [header, *rows]
     with readable(path):
-        return np.array([row[column] for row in rows], dtype=str)
+        return np.array([row[named[0] if named else 0] for row in rows], dtype=str)
 
 
 def read_numbers(
@@ -151,6 +143,7 @@ def read_numbers(
     Returns:
         Shape (num_classes,), integers if all are whole.
     """
+    values: Any
     if os.path.isfile(text):
         with readable(text):
             values = _number_file(Path(text))
@@ -188,10 +181,8 @@ def _number_file(path: Path) -> Any:
     if suffix == ".npy":
         return load_npy(path).astype(np.float64).reshape(-1)
     if suffix == ".json":
-        found = json.loads(path.read_bytes(), object_pairs_hook=tuple)
-        if isinstance(found, tuple):
-            return [(label, float(number)) for label, number in found]
-        return np.asarray(found, np.float64).reshape(-1)
+        found = json.loads(path.read_bytes(), object_pairs_hook=lambda pairs: tuple(pairs))
+        return [(k, float(v)) for k, v in found] if isinstance(found, tuple) else np.ravel(found)
     rows = _rows(path)
     if suffix not in SEPARATORS:
         return [float(word) for (line,) in rows for word in line.replace(",", " ").split()]
@@ -200,11 +191,9 @@ def _number_file(path: Path) -> Any:
     except ValueError:
         rows = rows[1:]  # names of the columns
     widths = {len(row) for row in rows}
-    if widths == {1}:
-        return [float(number) for (number,) in rows]
-    if widths != {2}:
+    if widths not in ({1}, {2}):
         raise ValueError("it must have one column of numbers, or two: class and number")
-    return [(label, float(number)) for label, number in rows]
+    return [(row[0], float(row[1])) if widths == {2} else float(row[0]) for row in rows]
 
 
 def _rows(path: Path) -> list[list[str]]:

@@ -84,15 +84,7 @@ def tau_intervals(
 ) -> TauIntervals:
     """Find the intervals of tau of all examples, in one pass over the file.
 
-    Args:
-        predictions: labelled.
-        prior: π, of the data that the model was trained on.
-        workers: threads; None for as many as there are processors, up to four.
-        progress: told (rows done, rows in all or 0, "").
-        **settings: as in `TauIntervals.from_logits`, or with `norms` as in its `from_normalized`.
-
-    Returns:
-        The TauIntervals, in the order of the examples.
+    `settings` are those of `TauIntervals.from_logits`, or with `norms` of its `from_normalized`.
 
     Examples:
         >>> from longtail.predictions import from_arrays
@@ -155,12 +147,6 @@ def learnt_priors(
         sets: the examples of each set; None for one set of all.
         target: labels, if each class is to weigh what it has in `prior`.
         workers: threads.
-
-    Examples:
-        >>> from longtail.predictions import from_arrays
-        >>> saved = from_arrays([[0.9, 0.1], [0.5, 0.5]], kind="probs")
-        >>> learnt_priors(saved, None)[0].probs
-        array([0.7, 0.3])
     """
     weights = [rows.astype(np.float64) for rows in sets or ()]
     if prior is not None and target is not None:

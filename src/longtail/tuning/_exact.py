@@ -21,14 +21,10 @@ from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import mean_variance
 from longtail.priors import ClassPrior
 
-# Rows whose examples are grouped by class; long enough that even with 1000 classes a group is
-# worth a NumPy call, and of a memory map only the pages are touched.
-_WINDOW_ROWS = 1 << 16
-# Elements of the work buffer: 1 MB in float64, about an L2 cache.
+# Elements of each of two work buffers: 1 MB in float64, about an L2 cache.
 _BLOCK_ELEMENTS = 1 << 17
-# Up to this many classes the buffer is stored class by class: reductions over so few numbers
-# would cost more to start than to do.
-_NARROW = 128
+# Up to this many classes the inverse gaps between all of them are kept: 32 MB.
+_TABLE = 2048
 
 # Ends of intervals closer than this are one breakpoint: float64 can't tell what lies between.
 RESOLUTION = 1e-12
@@ -277,10 +273,10 @@ def _find_ends(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the lower and upper end of every example's interval, in one pass.
 
-    This is the hot loop, written for memory bandwidth. For examples of one class y the classes
-    with l_j > l_y, l_j = l_y and l_j < l_y are the same, and contiguous once the classes are
-    sorted by l; so a block of such examples costs one subtraction, one multiplication by
-    1 / (l_j − l_y), a maximum and a minimum.
+    This is the hot loop, written for memory bandwidth. With the classes sorted by falling l, those
+    before y bound τ from below by (f_j − f_y) / |l_j − l_y|, those behind it from above by minus
+    that: two maxima of consecutive numbers. Where l_j = l_y, the quotient is ∞ if class j wins,
+    −∞ if class y does, and NaN if their logits are equal.
 
     Args:
         logits: f, shape (examples, classes).
@@ -289,109 +285,78 @@ def _find_ends(
         signed: take f / ν^τ, which keeps the sign of f, in place of f − τ l.
         bias: taken off the logits first, or None.
     """
-    width = len(direction)
-    # Classes that come by frequency need no sorting. A stable sort keeps ties in index order.
+    logits, width = np.asarray(logits), len(direction)  # slices of a memory map cost more
     steps = np.diff(direction)
-    monotone = bool(np.all(steps >= 0) or np.all(steps <= 0))
-    order = np.arange(width) if monotone else np.argsort(direction, kind="stable")
-    along, place = direction[order], np.argsort(order)
-    falling = bool(along[0] > along[-1])
-    # The class at place p ties with those at starts[p] .. stops[p] − 1.
-    keys = -along if falling else along
-    starts, stops = np.searchsorted(keys, keys), np.searchsorted(keys, keys, side="right")
-
+    # Classes that come by frequency need no sorting.
+    order: Any = np.argsort(-direction, kind="stable")
+    if np.all(steps <= 0) or np.all(steps >= 0):
+        order = slice(None, None, 1 if np.all(steps <= 0) else -1)
+    classes = np.arange(width)[order]
+    along, place = direction[classes], np.argsort(classes)
+    table = _inverse_gaps(along, direction) if width <= _TABLE else None
     block = max(1, _BLOCK_ELEMENTS // width)
-    raw, swapped = np.empty((2, block, width), logits.dtype)
-    work = np.empty((block, width))
+    work, inverse = np.empty((2, min(block, len(logits)), width))
     lower, upper = np.empty((2, len(logits)))
-    for first in range(0, len(logits), _WINDOW_ROWS):
-        rows = slice(first, first + _WINDOW_ROWS)
-        window, labels = logits[rows], target[rows]
-        # Values in natural order: a disk reads ahead, and a message can name the row.
-        for at in range(0, len(window), step := max(1, (1 << 20) // width)):
-            _checks.all_finite(window[at : at + step], name="logits", first_row=first + at)
-        # NumPy sorts 16-bit integers several times faster.
-        by_class = np.argsort(labels.astype(np.int16) if width < 1 << 15 else labels, kind="stable")
-        cuts = np.flatnonzero(np.diff(labels[by_class])) + 1
-        ends = np.empty((2, len(labels)))
-        for begin, end in zip([0, *cuts], [*cuts, len(labels)], strict=True):
-            y = int(labels[by_class[begin]])
-            start, at_own, stop = starts[place[y]], place[y], stops[place[y]]
-            sides = slice(0, start), slice(stop, width)
-            below, above = sides[::-1] if falling else sides
-            gaps = along - direction[y]
-            gaps[start:stop] = np.inf
-            inverse = (1.0 / gaps)[:, None]
-            for at in range(begin, end, block):
-                part = slice(at, min(at + block, end))
-                size = part.stop - at
-                # mode="clip" lets `take` write into `out` directly; the indices are in range.
-                np.take(window, by_class[part], axis=0, out=raw[:size], mode="clip")
-                # Scores in float64, shape (classes, examples), classes sorted by l.
-                if width <= _NARROW:
-                    scores = work[:size].reshape(-1, size)
-                    scores[place] = raw[:size].T
-                else:
-                    scores, ordered = work[:size].T, raw[:size]
-                    if not monotone:
-                        ordered = np.take(raw[:size], order, 1, out=swapped[:size], mode="clip")
-                    scores[...] = ordered.T
-                if bias is not None:
-                    scores -= bias[order][:, None]
-                own, (low, high) = scores[at_own].copy(), ends[:, part]
-                lost = None
-                if stop - start > 1:  # ties go to the lowest index, as argmax has it
-                    lost = (scores[start:at_own] >= own).any(axis=0)
-                    lost |= (scores[at_own + 1 : stop] > own).any(axis=0)
-                if signed:
-                    _signed_ends(scores, own, order < y, inverse, (above, below), low, high)
-                else:
-                    scores -= own
-                    scores *= inverse
-                    scores[above].max(axis=0, initial=-np.inf, out=low)
-                    scores[below].min(axis=0, initial=np.inf, out=high)
-                if lost is not None:
-                    low[lost] = np.inf
-        lows, highs = lower[rows], upper[rows]
-        lows[by_class], highs[by_class] = ends
-        # At tau = 0 argmax takes the lowest index where the largest logits are equal. It is the
-        # one place where two scores tie exactly: elsewhere a tie would need a logarithm of a
-        # rational number to be rational. An end that must include or exclude zero moves by the
-        # smallest number there is.
-        edge = np.flatnonzero((lows == 0) | (highs == 0))
-        for some in np.array_split(edge, len(edge) // block + 1):
-            scores = window[some] if bias is None else window[some] - bias
-            right = scores.argmax(axis=1) == labels[some]
-            highs[some[right & (highs[some] == 0)]] = np.nextafter(0.0, 1.0)
-            lows[some[~right & (lows[some] == 0)]] = np.nextafter(0.0, 1.0)
+    for first in range(0, len(logits), block):
+        rows = slice(first, first + block)
+        raw, labels = logits[rows], target[rows]
+        _checks.all_finite(raw, name="logits", first_row=first)
+        scores, gaps = work[: len(raw)], inverse[: len(raw)]
+        by_slice = isinstance(order, slice)
+        scores[...] = raw[:, order] if by_slice else np.take(raw, order, axis=1, mode="clip")
+        if bias is not None:
+            scores -= bias[order]
+        flat, start = scores.reshape(-1), np.arange(len(raw)) * width
+        at = start + place[labels]
+        own = flat[at]
+        if table is None:
+            gaps[...] = _inverse_gaps(along, direction[labels])
+        else:
+            np.take(table, labels, axis=0, out=gaps, mode="clip")
+        if signed:
+            top, sign = scores.max(axis=1), np.where(own < 0, -1.0, 1.0)
+            zeros = (scores == 0) & (classes < labels[:, None])
+            # log 0 = −∞ takes the scores of the other sign out of the comparison. Among negative
+            # ones the smaller |f| wins.
+            np.log(np.maximum(scores * sign[:, None], 0.0), out=scores)
+            scores -= np.log(np.where(own == 0, 1.0, np.abs(own)))[:, None]
+            scores *= sign[:, None]
+        else:
+            scores -= own[:, None]
+        scores *= gaps
+        flat[at] = -np.inf
+        cuts = np.stack([start, at], axis=1).reshape(-1)
+        most = np.maximum.reduceat(flat, cuts).reshape(-1, 2)
+        if np.isnan(most).any():  # such ties go to the lowest index, as argmax has it
+            ties = np.isnan(scores)
+            scores[ties] = np.where(classes < labels[:, None], np.inf, -np.inf)[ties]
+            most = np.maximum.reduceat(flat, cuts).reshape(-1, 2)
+        if signed:
+            most[sign < 0] = most[sign < 0, ::-1]
+            # What is above zero stays above what is not; a score of zero stays zero.
+            some = (own == 0) | (own < 0) & (top >= 0)
+            lost = (top > 0) | (own < 0) | zeros.any(axis=1)
+            most[some, 0], most[some, 1] = np.where(lost[some], np.inf, -np.inf), -np.inf
+        most[(most == np.inf).any(axis=1), 0] = np.inf
+        lower[rows], upper[rows] = most[:, 0], -most[:, 1]
+    # At tau = 0 argmax takes the lowest index where the largest logits are equal. It is the one
+    # place where two scores tie exactly: elsewhere a tie would need a logarithm of a rational
+    # number to be rational. An end that must include or exclude zero moves by the smallest number
+    # there is.
+    edge = np.flatnonzero((lower == 0) | (upper == 0))
+    for some in np.array_split(edge, len(edge) // block + 1):
+        scores = logits[some] if bias is None else logits[some] - bias
+        right = scores.argmax(axis=1) == target[some]
+        upper[some[right & (upper[some] == 0)]] = np.nextafter(0.0, 1.0)
+        lower[some[~right & (lower[some] == 0)]] = np.nextafter(0.0, 1.0)
     return lower, upper
 
 
-def _signed_ends(
-    scores: FloatArray,
-    own: FloatArray,
-    earlier: NDArray[np.bool_],
-    inverse: FloatArray,
-    sides: tuple[slice, slice],
-    low: FloatArray,
-    high: FloatArray,
-) -> None:
-    """Fill in the ends for weight normalization, f / ν^τ, which keeps every score's sign."""
-    top = scores.max(axis=0)
-    high[:] = np.inf
-    # What is above zero stays above what is not; a score of zero stays zero.
-    low[:] = np.where((top > 0) & (own <= 0) | (top == 0) & (own < 0), np.inf, -np.inf)
-    zero = np.flatnonzero((own == 0) & (top == 0))
-    low[zero[(scores[earlier][:, zero] == 0).any(axis=0)]] = np.inf
-    for some, sign in ((own > 0, 1.0), ((own < 0) & (top < 0), -1.0)):
-        if some.any():
-            # log 0 = −inf takes the scores of the other sign out of the comparison.
-            logs = np.log(np.maximum(sign * scores[:, some], 0.0)) - np.log(sign * own[some])
-            logs *= inverse
-            # Among negative scores the smaller |f| wins, so the two sides change roles.
-            above, below = sides if sign > 0 else sides[::-1]
-            low[some] = logs[above].max(axis=0, initial=-np.inf)
-            high[some] = logs[below].min(axis=0, initial=np.inf)
+def _inverse_gaps(along: FloatArray, own: FloatArray) -> FloatArray:
+    """Return 1 / |l_j − l_y|, shape (own, along)."""
+    gaps = along - own[:, None]
+    np.abs(gaps, out=gaps)
+    return np.divide(1.0, gaps, out=gaps)
 
 
 # ------------------------------------------------------------------ curve
@@ -649,18 +614,19 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
     Σ_g Σ_{i ∈ g} s_i² / k_i (x_i(τ) − p_g(τ)) (x_i(τ') − p_g(τ')).
     """
     points = len(taus)
+    squares = np.bincount(groups.of, weights=groups.share**2 / groups.copies)
     # Example i is right at the taus begin_i .. end_i − 1; arithmetic is much faster than a search.
     scale = (points - 1) / (taus[-1] - taus[0])
-    begin, end = (
-        np.ceil((x - taus[0]) * scale).clip(0, points).astype(np.int64)
-        for x in (parts.lower, parts.upper)
-    )
-    square = groups.share**2 / groups.copies
-    squares = np.bincount(groups.of, weights=square)
+    some = np.flatnonzero((parts.lower <= taus[-1]) & (parts.upper > taus[0]))
+    begin, end = parts.lower[some], parts.upper[some]
+    for ends in (begin, end):
+        ends -= taus[0]
+        ends *= scale
+        np.ceil(ends, out=ends).clip(0, points, out=ends)
     ever = begin < end
-    begin, end, group, share, square = (
-        a[ever] for a in (begin, end, groups.of, groups.share, square)
-    )
+    begin, end, some = begin[ever].astype(np.int64), end[ever].astype(np.int64), some[ever]
+    group, share = groups.of[some], groups.share[some]
+    square = share**2 / groups.copies[some]
 
     # Σ s² / k over the examples right at both a and b ≥ a: those that begin by a, end after b.
     size = (points + 1) ** 2
