@@ -86,8 +86,7 @@ def adjust_multilabel(
         array([[ 1.   ,  0.892],
                [-1.   , -1.108]])
     """
-    logits = posthoc._logits(logits)
-    _refuse_probabilities(posthoc._values(logits, rows=posthoc._FIRST))
+    logits = posthoc._logits(logits, refuse=_refuse_probabilities)
     q = _rates(target_prior, logits.shape[-1], name="target_prior")
     direction = log_odds(_rates(prior, logits.shape[-1], name="prior")) - log_odds(q)
     return posthoc._apply(logits, operator.sub, _checks.tau(tau) * direction)
@@ -240,9 +239,9 @@ def _indicators(values: Any, *, name: str) -> NDArray[np.bool_]:
     return np.asarray(array == 1)
 
 
-def _refuse_probabilities(found: NDArray[Any] | None) -> None:
+def _refuse_probabilities(found: NDArray[Any]) -> None:
     """Refuse values that all lie in [0, 1]; so few may that logits do so by chance."""
-    if found is not None and found.size >= 8 and found.min() >= 0 and found.max() <= 1:
+    if found.size >= 8 and found.min() >= 0 and found.max() <= 1:
         raise InputError(
             "all `logits` lie in [0, 1], as probabilities do; take their log-odds, "
             "longtail.multilabel.log_odds(probs). Predicted labels are integers or booleans."
