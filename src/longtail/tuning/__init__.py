@@ -161,14 +161,6 @@ class TauResult:
         Args:
             class_names: one for each class, in the order of the logits' columns; their numbers if
                 absent.
-
-        Examples:
-            >>> noise = np.random.default_rng(0).normal(size=(30, 2))
-            >>> target = np.repeat([0, 1], [20, 10])
-            >>> prior = ClassPrior.from_counts([90, 10])
-            >>> result = tune_tau(noise + np.eye(2)[target], target, prior)
-            >>> result.describe(class_names=["cat", "dog"]).splitlines()[4]
-            '  30 held-out examples of 2 classes, fewest 10 (class dog)'
         """
         counts, fewest = self.counts, int(np.argmin(self.counts))
         names: Sequence[Any] = range(len(counts)) if class_names is None else class_names
@@ -308,24 +300,15 @@ def tune_tau(
             n_bootstrap=n_bootstrap,
             random_state=random_state,
         )
-    aim["missing"] = None if missing == "error" else missing
-    for name, value in aim.items():
-        if value is not None:
-            raise InputError(
-                f"`{name}` has no part in criterion={criterion!r}, which evaluates softmax(f / "
-                f"tau) on held-out data; leave it out, or use criterion='balanced_error'."
-            )
+    if missing != "error" or any(value is not None for value in aim.values()):
+        raise InputError(
+            f"`target_prior`, `costs` and `missing` have no part in criterion={criterion!r}, which "
+            f"evaluates softmax(f / tau) on held-out data; leave them out, or use "
+            f"criterion='balanced_error'."
+        )
     bounds, rng = _checked_search(bounds, confidence, n_bootstrap, random_state)
-    found = tune_by_calibration(
-        logits,
-        target,
-        prior,
-        sample_weight,
-        criterion,
-        bounds=bounds,
-        n_bootstrap=n_bootstrap,
-        rng=rng,
-    )
+    data = logits, target, prior, sample_weight
+    found = tune_by_calibration(*data, criterion, bounds, n_bootstrap, rng)
     return TauResult(bounds=bounds, confidence_level=confidence, criterion=criterion, **found)
 
 

@@ -85,7 +85,6 @@ def tune_by_calibration(
     prior: ClassPrior,
     sample_weight: Any,
     criterion: str,
-    *,
     bounds: tuple[float, float],
     n_bootstrap: int,
     rng: np.random.Generator,
@@ -186,12 +185,6 @@ def in_training_mix(
 
     Returns:
         w, shape (examples,), of sum 1; and the group of each class, shape (num_classes,).
-
-    Examples:
-        >>> target, prior = np.repeat([0, 1], 20), ClassPrior.from_counts([900, 100])
-        >>> w, group = in_training_mix(target, prior, None)
-        >>> np.bincount(target, weights=w).round(6), group
-        (array([0.9, 0.1]), array([1, 0]))
     """
     u = np.ones(len(target)) if weight is None else weight
     held = np.bincount(target[u > 0], minlength=prior.num_classes)
@@ -367,7 +360,7 @@ def fit_temperature(logits: Any, target: Any, *, sample_weight: Any = None) -> f
     data = logits, target, np.ones(len(target)) if given is None else given
 
     def slope(inverse: float) -> float:
-        """Derivative of the summed log-loss by 1/T, Σ E_p f − f_y; it rises, as that is convex."""
+        """Return the slope of the summed log-loss in 1/T, Σ E_p f − f_y, which rises."""
         total = 0.0
         for below, labels, w in _chunks(*data):
             probs = np.exp(inverse * below)
