@@ -377,10 +377,6 @@ UNIFORM_4 = ClassPrior.uniform(4)
             lambda: adjust_logits(Z, PRIOR, target_prior=np.ones((3, 3))),
             "one row of class frequencies for each row of the logits, shape (2, 3); its shape is",
         ),
-        (
-            lambda: adjust_logits(Z, PRIOR, target_prior=[[1, 1, 1], [1, 0, 1]]),
-            "`target_prior` must be positive, but 0 occurs; give classes that do not occur",
-        ),
         (lambda: adjust_logits(Z, PRIOR, costs=[1, -1, 1]), "above zero, but class 1 has -1"),
         (lambda: adjust_logits(Z, PRIOR, trained_with="ldam"), "`trained_with` must be the Margin"),
         (lambda: normalize_weights(Z, norms=[1.0, 0.0, 1.0]), "`norms` must be finite and above"),

@@ -229,7 +229,7 @@ def checked_bias(bias: Any, bias_mode: str, *, num_classes: int) -> FloatArray |
 
 
 def _row_priors(given: Any, shape: Any) -> Any:
-    """Return checked class frequencies of each example; `adjust_logits` scales them to sum to 1."""
+    """Return class frequencies of each example; `adjust_logits` scales them to sum to 1."""
     q = given if hasattr(given, "shape") else np.asarray(given)
     if len(q.shape) < 2:  # probabilities of all examples alike are a ClassPrior
         _checks.prior(given, name="target_prior")
@@ -237,12 +237,6 @@ def _row_priors(given: Any, shape: Any) -> Any:
         raise InputError(
             f"`target_prior` must have one row of class frequencies for each row of the logits, "
             f"shape {tuple(shape)}; its shape is {tuple(q.shape)}."
-        )
-    found = _values(q)
-    if found is not None and not np.all(found > 0):
-        raise InputError(
-            f"`target_prior` must be positive, but {found[~(found > 0)][0]:g} occurs; give classes "
-            f"that do not occur at a place a small value there."
         )
     return q
 
@@ -288,7 +282,7 @@ def _logits(logits: Any, refuse: Callable[[NDArray[Any]], None] | None = None) -
             f"`logits` must be floating point, since the result has their dtype; "
             f"it is {logits.dtype}; convert them first, to float32 for example."
         )
-    found = None if refuse is None else _values(logits, rows=16)
+    found = _values(logits) if refuse is not None else None
     if refuse is not None and found is not None and found.size:
         try:
             refuse(found)
@@ -299,8 +293,8 @@ def _logits(logits: Any, refuse: Callable[[NDArray[Any]], None] | None = None) -
     return logits
 
 
-def _values(array: Any, rows: int | None = None) -> NDArray[Any] | None:
-    """Return the rows (the first ones along each axis) if they are at hand on a CPU, else None."""
+def _values(array: Any, rows: int = 16) -> NDArray[Any] | None:
+    """Return the first rows along each leading axis if they are at hand on a CPU, else None."""
     if hasattr(array, "new_tensor"):
         import torch
 
@@ -412,11 +406,7 @@ def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
         Σ r_y ρ_y / Σ ρ_y²,   ρ = −log π less its mean
 
     It is 1 after the softmax (and for a uniform prior), 0 after a consistent loss, negative where
-    a loss goes beyond that.
-
-    Args:
-        residual: r, what is left to add to the logits, see `Margin.residual_adjustment`.
-        prior: π, of the training data.
+    a loss goes beyond that; r is what `Margin.residual_adjustment` leaves to add to the logits.
 
     Examples:
         >>> prior = ClassPrior.from_probs([0.9, 0.1])

@@ -51,9 +51,7 @@ class ShiftEstimate:
         p_value: probability of such a statistic without a shift.
         method: "em" or "bbse".
         num_examples: target examples.
-        iterations: passes over the target data (EM).
         converged: whether the estimate meets its tolerance.
-        condition: condition number of the confusion matrix (BBSE), else None.
         interval: bootstrap interval of each class's frequency, shape (num_classes, 2), where a
             `confidence` was asked for, else None.
         confidence: of the intervals, each by itself.
@@ -74,16 +72,9 @@ class ShiftEstimate:
     p_value: float
     method: str
     num_examples: int
-    iterations: int
     converged: bool
-    condition: float | None = None
     interval: FloatArray | None = None
     confidence: float | None = None
-
-    @property
-    def weights(self) -> FloatArray:
-        """Frequency of each class in the target relative to training, probs / π."""
-        return np.asarray(self.probs / self.source.probs)
 
     @property
     def total_variation(self) -> float:
@@ -173,7 +164,14 @@ def estimate_prior(
         if confidence is not None:
             replicates = _em_replicates(given, prior, found["probs"], random)
     else:
-        source, target = _held_out(source_probs, source_target, width=prior.num_classes)
+        if source_probs is None or source_target is None:
+            raise InputError(
+                "method='bbse' needs `source_probs` and `source_target`, predictions and labels of "
+                "held-out examples; without them use method='em'."
+            )
+        source, target, _ = _checks.examples(
+            source_probs, source_target, name="source_probs", pi=prior
+        )
         found = _by_bbse(given, mean, prior, source, target)
         if confidence is not None:
             replicates = _bbse_replicates(given, source, target, random)
@@ -185,7 +183,7 @@ def estimate_prior(
         strength = 1.0 - found["df"] / found["statistic"]
         mixed = prior.probs + strength * (found["probs"] - prior.probs)
         kept = ClassPrior.from_probs(mixed / mixed.sum())
-    if confidence is not None and replicates is not None:
+    if replicates is not None and confidence is not None:
         ends = (0.5 - 0.5 * confidence, 0.5 + 0.5 * confidence)
         found["interval"] = np.quantile(replicates, ends, axis=0).T
     return ShiftEstimate(
@@ -284,7 +282,7 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior) -> dict[str, Any]:
         # estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
         statistic /= 1.0 + len(probs) / float(prior.sample.sum())
     found = {"probs": q, "statistic": statistic, "df": prior.num_classes - 1}
-    return {**found, "iterations": passes, "converged": bool(above <= _TOLERANCE)}
+    return {**found, "converged": bool(above <= _TOLERANCE)}
 
 
 def _scaled(q: FloatArray) -> FloatArray:
@@ -322,31 +320,6 @@ def _em_replicates(
 # --- BBSE -------------------------------------------------------------------------------------
 
 
-def _held_out(probs: Any, target: Any, *, width: int) -> tuple[NDArray[Any], IntArray]:
-    """Return checked held-out predictions and labels."""
-    if probs is None or target is None:
-        raise InputError(
-            "method='bbse' needs `source_probs` and `source_target`, predictions and labels of "
-            "held-out examples; without them use method='em'."
-        )
-    source = _checks.columns(probs, name="source_probs")
-    if source.shape[1] != width:
-        raise InputError(
-            f"`source_probs` must have as many columns as `probs`, {width}; its shape is "
-            f"{source.shape}."
-        )
-    _mean_prediction(source, "source_probs")
-    target = _checks.labels(target, name="source_target", num_classes=width)
-    _checks.same_length(source, target, name="source_probs")
-    empty = np.flatnonzero(np.bincount(target, minlength=width) == 0)
-    if len(empty):
-        raise InputError(
-            f"method='bbse' needs held-out examples of every class, but `source_target` has none "
-            f"of {_checks.listing(empty)}; use method='em'."
-        )
-    return source, target
-
-
 def _by_bbse(
     probs: NDArray[Any],
     mean: FloatArray,
@@ -355,6 +328,13 @@ def _by_bbse(
     target: IntArray,
 ) -> dict[str, Any]:
     """Solve A q = m, and compare m with A π."""
+    empty = np.flatnonzero(np.bincount(target, minlength=prior.num_classes) == 0)
+    if len(empty):
+        raise InputError(
+            f"method='bbse' needs held-out examples of every class, but `source_target` has none "
+            f"of {_checks.listing(empty)}; use method='em'."
+        )
+    _mean_prediction(source, "source_probs")
     matrix = _class_means(source, target, np.ones(len(target)))
     condition = float(np.linalg.cond(matrix))
     if not condition < 1.0 / math.sqrt(np.finfo(np.float64).eps):  # beyond it q is rounding noise
@@ -365,7 +345,7 @@ def _by_bbse(
         )
     statistic, df = _no_shift(matrix, mean, source, target, probs, prior)
     found = {"probs": _simplex_solve(matrix, mean), "statistic": statistic, "df": df}
-    return {**found, "iterations": 0, "converged": True, "condition": condition}
+    return {**found, "converged": True}
 
 
 def _bbse_replicates(
@@ -479,7 +459,6 @@ class BiasCorrectedTemperature:
             refer to: their mean over those examples is exactly this.
         log_loss_before: mean log-loss on the held-out examples as they came.
         log_loss: the same after calibration.
-        iterations: of L-BFGS.
         converged: whether L-BFGS met its tolerance.
     """
 
@@ -488,7 +467,6 @@ class BiasCorrectedTemperature:
     prior: ClassPrior
     log_loss_before: float
     log_loss: float
-    iterations: int
     converged: bool
 
     def adjust(self, logits: Any) -> NDArray[Any]:
@@ -590,6 +568,5 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
         prior=ClassPrior.from_labels(target, num_classes=width),
         log_loss_before=log_loss(start)[0],
         log_loss=float(result.fun),
-        iterations=int(result.nit),
         converged=bool(result.success),
     )
