@@ -156,11 +156,10 @@ def normalize_weights(
     num_classes = logits.shape[-1]
     factor = np.exp(-_checks.tau(tau) * log_norms(norms, num_classes=num_classes))
     offset = checked_bias(bias, bias_mode, num_classes=num_classes)
-    if bias_mode == "scale" or offset is None:
+    if offset is None:
         return _apply(logits, operator.mul, factor)
-    if bias_mode == "drop":
-        return _apply(logits, lambda f, s, b: (f - b) * s, factor, offset)
-    return _apply(logits, lambda f, s, b: (f - b) * s + b, factor, offset)
+    kept = float(bias_mode == "keep")
+    return _apply(logits, lambda f, s, b: (f - b) * s + kept * b, factor, offset)
 
 
 def scale_temperature(logits: Any, *, temperature: float) -> Any:
@@ -214,15 +213,14 @@ def log_norms(norms: Any, *, num_classes: int) -> FloatArray:
 
 
 def checked_bias(bias: Any, bias_mode: str, *, num_classes: int) -> FloatArray | None:
-    """Return the last layer's bias in float64, which every mode but "scale" needs."""
-    _checks.choice(bias_mode, get_args(BiasMode), name="bias_mode")
-    if bias is None:
-        if bias_mode != "scale":
-            raise InputError(
-                f"bias_mode={bias_mode!r} needs `bias`, the last layer's bias, shape "
-                f"({num_classes},); bias_mode='scale' does without."
-            )
+    """Return the last layer's bias in float64; None for "scale", which does without."""
+    if _checks.choice(bias_mode, get_args(BiasMode), name="bias_mode") == "scale":
         return None
+    if bias is None:
+        raise InputError(
+            f"bias_mode={bias_mode!r} needs `bias`, the last layer's bias, shape "
+            f"({num_classes},); bias_mode='scale' does without."
+        )
     array = _checks.per_class(bias, name="bias", num_classes=num_classes).astype(np.float64)
     _checks.all_finite(array, name="bias")
     return array
@@ -299,7 +297,8 @@ def _values(array: Any, rows: int = 16) -> NDArray[Any] | None:
         import torch
 
         # Subclasses such as DTensor may have to ask other processes.
-        if _compiling() or type(array) not in (torch.Tensor, torch.nn.Parameter):
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if traced or type(array) not in (torch.Tensor, torch.nn.Parameter):
             return None
     try:
         if "cpu" not in str(device(array)).lower():
@@ -308,12 +307,6 @@ def _values(array: Any, rows: int = 16) -> NDArray[Any] | None:
     except (RuntimeError, TypeError, AttributeError):  # vmap, grad and jit have no values to show
         return None
     return found.reshape(-1, array.shape[-1])
-
-
-def _compiling() -> bool:
-    """Return whether torch records this call, so that nothing may depend on values."""
-    torch = sys.modules.get("torch")
-    return torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing())
 
 
 def _apply(logits: Any, formula: Callable[..., Any], *vectors: Any) -> Any:

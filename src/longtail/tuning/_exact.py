@@ -135,7 +135,6 @@ class TauIntervals:
         width = examples[0].shape[1]
         direction = posthoc.log_norms(norms, num_classes=width)
         bias = posthoc.checked_bias(bias, bias_mode, num_classes=width)
-        bias = bias if bias_mode == "drop" else None
         kind: Any = {"method": "weight_normalization", "bias_mode": bias_mode}
         return cls._of(*examples, direction, np.full(width, 1.0 / width), bias=bias, **kind)
 
