@@ -496,10 +496,9 @@ def evaluate(
     sums, infinite = np.zeros(3), 0
     hint = "pass inputs='probs'" if inputs == "logits" else "pass them as logits instead"
     for rows, chunk in _checks.chunks(scores, kind=inputs, hint=hint):
-        labels, w, order = target[rows], np.ones(len(chunk)), np.arange(len(chunk))
+        labels, order = target[rows], np.arange(len(chunk))
+        w = np.ones(len(chunk)) if weight is None else weight[rows]
         probs = chunk.astype(np.float64)
-        if weight is not None:
-            w = weight[rows]
         if inputs == "probs":
             choice = chunk.argmax(axis=1)
             with np.errstate(divide="ignore"):
@@ -509,10 +508,7 @@ def evaluate(
             probs, log_sum, choice = softmax_rows(probs)
             loss = log_sum + lead
         predicted[rows] = choice
-        if not w.all():
-            kept = w > 0
-            probs, loss, choice = probs[kept], loss[kept], choice[kept]
-            labels, w, order = labels[kept], w[kept], order[: kept.sum()]
+        loss[w == 0] = 0.0  # which may be infinite
         hit = np.where(choice == labels, 0, -1)
         top += _binned(probs[order, choice][:, None], hit, w, edges)
         classwise += _binned(probs, labels, w, edges)
@@ -572,11 +568,11 @@ def _binned(
     row, column = np.nonzero(probs > edges[1])
     confidence, w = probs[row, column], weight[row]
     place = column * bins + bin_of(confidence, edges)
-    parts = (np.ones_like(w), w, w * confidence, w * (labels[row] == column))
+    parts = (w > 0, w, w * confidence, w * (labels[row] == column))
     binned = [np.bincount(place, part, minlength=width * bins) for part in parts]
     sums = np.array(binned, np.float64).reshape(4, width, bins)
     whole = np.empty((4, width))
-    whole[0], whole[1], whole[2] = len(probs), weight.sum(), weight @ probs
+    whole[0], whole[1], whole[2] = np.count_nonzero(weight), weight.sum(), weight @ probs
     whole[3] = np.bincount(labels + 1, weight, minlength=width + 1)[1:]
     sums[:, :, 0] += whole - sums.sum(axis=2)
     return sums
@@ -592,25 +588,20 @@ def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> floa
     no spread of its own, one example's worth of the pooled rates is added to each class, and two
     examples, spread evenly over the outcomes, to all together (Agresti and Min 2005, for one
     class); the class that may vary most counts at least as it would alone, with these two to
-    itself.
+    itself. benchmarks/bench_coverage.py simulates how often intervals hold the truth: without that
+    last step far too seldom for two classes of 5,000 and 4 examples; with every class alone, a
+    hundred classes of two examples would have far too wide ones.
 
     Args:
         plus: events that add, per class, shape (classes,).
         minus: events that subtract; None if there is no such thing, as for a plain error.
         counts: n, examples per class, at least 1; of weighted examples, as many as tell as much.
         share: weights that sum to 1.
-
-    Examples:
-        >>> one = np.ones(1)
-        >>> round(mean_variance(20 * one, None, 100 * one, one) ** 0.5, 2)
-        0.04
-        >>> round(mean_variance(0 * one, None, one, one) ** 0.5, 2)
-        0.5
     """
-    found = []
-    part = 0.5 if minus is None else 0.25
-    for pooled, spread in ((float(len(counts) > 1), 2.0 / len(counts)), (0.0, 2.0)):
-        padded = counts + pooled + spread
+
+    def variances(pooled: float, spread: float) -> FloatArray:
+        """Return each class's part, with `pooled` and `spread` examples added to it."""
+        padded, part = counts + pooled + spread, 0.5 if minus is None else 0.25
         up, down = (
             0.0
             if events is None
@@ -619,10 +610,8 @@ def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> floa
         )
         # The estimated rates vary themselves, which takes n / padded² of the variance away.
         within = (up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2)
-        found.append(share**2 * within)
-    # benchmarks/bench_coverage.py simulates how often intervals hold the truth. Without the last
-    # step that is far too seldom for two classes of 5,000 and 4 examples; with every class alone,
-    # a hundred classes of two examples would have far too wide ones.
-    together, alone = found
+        return np.asarray(share**2 * within)
+
+    together, alone = variances(float(len(counts) > 1), 2.0 / len(counts)), variances(0.0, 2.0)
     most = int(np.argmax(alone))
     return float(together.sum() + max(0.0, alone[most] - together[most]))

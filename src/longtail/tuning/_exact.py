@@ -21,13 +21,11 @@ from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import mean_variance
 from longtail.priors import ClassPrior
 
-# Rows whose examples are grouped by class; long enough that even with 1000 classes a group is
-# worth a NumPy call, and of a memory map only the pages are touched.
+# Rows whose examples are grouped by class: even with 1000 classes a group is worth a NumPy call.
 _WINDOW_ROWS = 1 << 16
 # Elements of the work buffer: 1 MB in float64, about an L2 cache.
 _BLOCK_ELEMENTS = 1 << 17
-# Up to this many classes the buffer is stored class by class: reductions over so few numbers
-# would cost more to start than to do.
+# Up to this many classes the buffer is stored class by class, as reductions over so few are slow.
 _NARROW = 128
 
 # Ends of intervals closer than this are one breakpoint: float64 can't tell what lies between.
