@@ -361,25 +361,23 @@ def examples(
     return scores, target, None if weight is None else sample_weight(weight, len(target))
 
 
-def row_slices(array: NDArray[Any]) -> Iterator[slice]:
-    """Yield consecutive row ranges of an (examples, classes) array, each a megabyte or two."""
-    step = max(1, _CHUNK_ELEMENTS // array.shape[1])
-    for start in range(0, len(array), step):
-        yield slice(start, min(start + step, len(array)))
-
-
 def chunks(
-    scores: NDArray[Any], *, kind: str = "logits", name: str | None = None, hint: str = TAKE_LOG
+    scores: NDArray[Any], *, kind: str | None = "logits", name: str | None = None, hint: str = ""
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield consecutive rows, found to be "logits" or "probs" as `kind` says, or just finite."""
-    for rows in row_slices(scores):
+    """Yield consecutive rows of an (examples, classes) array, a megabyte or two each, and where.
+
+    They are found to be "logits" or "probs" as `kind` says, or just finite; None checks nothing.
+    """
+    step = max(1, _CHUNK_ELEMENTS // scores.shape[1])
+    for start in range(0, len(scores), step):
+        rows = slice(start, min(start + step, len(scores)))
         chunk = scores[rows]
         if kind == "probs":
-            probability_rows(chunk, name=name or kind, first_row=rows.start, hint=hint)
-        else:
-            all_finite(chunk, name=name or kind, first_row=rows.start)
-            if kind == "logits" and rows.start == 0:
-                not_probabilities(chunk, hint=hint)
+            probability_rows(chunk, name=name or kind, first_row=start, hint=hint)
+        elif kind is not None:
+            all_finite(chunk, name=name or kind, first_row=start)
+            if kind == "logits" and start == 0:
+                not_probabilities(chunk, hint=hint or TAKE_LOG)
         yield rows, chunk
 
 

@@ -64,7 +64,8 @@ class PerClassError:
     @property
     def balanced_error(self) -> float:
         """Mean error of the classes that have examples (equation 2)."""
-        return float(self.values[self.counts > 0].mean())
+        some = self.counts > 0
+        return float(np.mean(self.wrong[some] / self.weight[some]))
 
     @property
     def error(self) -> float:
@@ -598,10 +599,9 @@ def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> floa
         counts: n, examples per class, at least 1; of weighted examples, as many as tell as much.
         share: weights that sum to 1.
     """
-
-    def variances(pooled: float, spread: float) -> FloatArray:
-        """Return each class's part, with `pooled` and `spread` examples added to it."""
-        padded, part = counts + pooled + spread, 0.5 if minus is None else 0.25
+    found, part = [], 0.5 if minus is None else 0.25
+    for pooled, spread in ((float(len(counts) > 1), 2.0 / len(counts)), (0.0, 2.0)):
+        padded = counts + pooled + spread
         up, down = (
             0.0
             if events is None
@@ -610,8 +610,7 @@ def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> floa
         )
         # The estimated rates vary themselves, which takes n / padded² of the variance away.
         within = (up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2)
-        return np.asarray(share**2 * within)
-
-    together, alone = variances(float(len(counts) > 1), 2.0 / len(counts)), variances(0.0, 2.0)
+        found.append(share**2 * within)
+    together, alone = found
     most = int(np.argmax(alone))
     return float(together.sum() + max(0.0, alone[most] - together[most]))

@@ -267,8 +267,8 @@ def _same_where_equal(values: FloatArray) -> FloatArray:
 def _logits(logits: Any, refuse: Callable[[NDArray[Any]], None] | None = None) -> Any:
     """Return the logits as an array of the library they came in, floating point.
 
-    Where values are at hand, `refuse` is shown some rows and raises if they are no logits; of a
-    single row, which may look so by chance, that is a warning.
+    Where values are at hand on a CPU, `refuse` is shown the first rows along each axis and raises
+    if they are no logits; of a single row, which may look so by chance, that is a warning.
     """
     kind = type(logits).__name__
     if not hasattr(logits, "dtype"):
@@ -280,33 +280,29 @@ def _logits(logits: Any, refuse: Callable[[NDArray[Any]], None] | None = None) -
             f"`logits` must be floating point, since the result has their dtype; "
             f"it is {logits.dtype}; convert them first, to float32 for example."
         )
-    found = _values(logits) if refuse is not None else None
-    if refuse is not None and found is not None and found.size:
-        try:
-            refuse(found)
-        except InputError as error:
-            if len(found) > 1:
-                raise
-            warnings.warn(str(error), stacklevel=3)
-    return logits
-
-
-def _values(array: Any, rows: int = 16) -> NDArray[Any] | None:
-    """Return the first rows along each leading axis if they are at hand on a CPU, else None."""
-    if hasattr(array, "new_tensor"):
+    if refuse is None:
+        return logits
+    if hasattr(logits, "new_tensor"):
         import torch
 
         # Subclasses such as DTensor may have to ask other processes.
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if traced or type(array) not in (torch.Tensor, torch.nn.Parameter):
-            return None
+        if traced or type(logits) not in (torch.Tensor, torch.nn.Parameter):
+            return logits
     try:
-        if "cpu" not in str(device(array)).lower():
-            return None
-        found = _checks.as_numpy(array[(slice(rows),) * (array.ndim - 1)])
+        if "cpu" not in str(device(logits)).lower():
+            return logits
+        found = _checks.as_numpy(logits[(slice(16),) * (logits.ndim - 1)])
     except (RuntimeError, TypeError, AttributeError):  # vmap, grad and jit have no values to show
-        return None
-    return found.reshape(-1, array.shape[-1])
+        return logits
+    try:
+        if found.size:
+            refuse(found.reshape(-1, logits.shape[-1]))
+    except InputError as error:
+        if found.size > logits.shape[-1]:
+            raise
+        warnings.warn(str(error), stacklevel=3)
+    return logits
 
 
 def _apply(logits: Any, formula: Callable[..., Any], *vectors: Any) -> Any:

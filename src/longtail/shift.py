@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtrc
 
 from longtail import _checks
-from longtail._checks import FloatArray, InputError, IntArray, row_slices
+from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import softmax_rows
 from longtail.priors import ClassPrior
 
@@ -234,6 +234,12 @@ def _mean_prediction(probs: NDArray[Any], name: str) -> FloatArray:
     return total / len(probs)
 
 
+def _chunks(array: NDArray[Any]) -> Iterator[tuple[slice, FloatArray]]:
+    """Yield consecutive rows of a checked array in float64, and where they are."""
+    for rows, chunk in _checks.chunks(array, kind=None):
+        yield rows, chunk.astype(np.float64, copy=False)
+
+
 # --- EM ---------------------------------------------------------------------------------------
 
 
@@ -243,8 +249,7 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior) -> dict[str, Any]:
     def look(q: FloatArray) -> tuple[float, FloatArray]:
         """Return Σ_i log s_i, s_i = Σ_k (q_k / π_k) p_ik, and the factors of a step of EM."""
         height, pull = 0.0, np.zeros(len(q))
-        for rows in row_slices(probs):
-            chunk = probs[rows].astype(np.float64, copy=False)
+        for _, chunk in _chunks(probs):
             mixed = chunk @ (q / prior.probs)
             height += float(np.log(mixed).sum())
             pull += (1.0 / mixed) @ chunk
@@ -301,8 +306,8 @@ def _em_replicates(
 
     size = len(q)
     slopes, curvature = np.zeros((_REPLICATES, size)), 1e-9 * len(probs) * np.eye(size)
-    for rows in row_slices(probs):
-        ratio = probs[rows].astype(np.float64) / prior.probs
+    for _, chunk in _chunks(probs):
+        ratio = chunk / prior.probs
         ratio /= (ratio @ q)[:, None]
         slopes += random.poisson(1.0, (_REPLICATES, len(ratio))) @ (ratio - 1.0)
         curvature += ratio.T @ ratio
@@ -353,8 +358,8 @@ def _bbse_replicates(
 ) -> FloatArray:
     """Return bootstrap replicates of the estimate: target examples, and held-out ones by class."""
     means = np.zeros((_REPLICATES, probs.shape[1]))
-    for rows in row_slices(probs):
-        means += random.poisson(1.0, (_REPLICATES, rows.stop - rows.start)) @ probs[rows]
+    for _, chunk in _chunks(probs):
+        means += random.poisson(1.0, (_REPLICATES, len(chunk))) @ chunk
     means /= means.sum(axis=1, keepdims=True)
     # (A class keeps a positive weight, however few examples it has.)
     weights = (random.exponential(size=len(target)) for _ in means)
@@ -368,10 +373,9 @@ def _class_means(probs: NDArray[Any], target: IntArray, weight: FloatArray) -> F
 
     width = probs.shape[1]
     totals = np.zeros((width, width))
-    for rows in row_slices(probs):
-        size = rows.stop - rows.start
-        members = csr_array((weight[rows], (target[rows], np.arange(size))), shape=(width, size))
-        totals += members @ probs[rows].astype(np.float64, copy=False)
+    for rows, chunk in _chunks(probs):
+        places, shape = (target[rows], np.arange(len(chunk))), (width, len(chunk))
+        totals += csr_array((weight[rows], places), shape=shape) @ chunk
     return np.asarray(totals.T / np.bincount(target, weights=weight, minlength=width))
 
 
@@ -439,8 +443,8 @@ def _scatter(
 ) -> FloatArray:
     """Return Σ_i w_i (p_i − c)(p_i − c)ᵀ, with w = 1 if absent."""
     total = np.zeros((len(center), len(center)))
-    for rows in row_slices(predictions):
-        apart = predictions[rows] - center
+    for rows, chunk in _chunks(predictions):
+        apart = chunk - center
         total += apart.T @ (apart if weight is None else apart * weight[rows, None])
     return total
 
@@ -534,9 +538,8 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
     def log_loss(x: FloatArray) -> tuple[float, FloatArray]:
         slope, bias = float(x[0] / units[0]), x[1:] / units[1:]
         loss, by_slope, by_bias = 0.0, 0.0, -counts
-        for rows in row_slices(given):
-            chunk = given[rows].astype(np.float64, copy=False)
-            labels, order = target[rows], np.arange(rows.stop - rows.start)
+        for rows, chunk in _chunks(given):
+            labels, order = target[rows], np.arange(len(chunk))
             scores = chunk * slope + bias
             lead = scores.max(axis=1) - scores[order, labels]
             probs, log_sum, _ = softmax_rows(scores)
