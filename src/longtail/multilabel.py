@@ -245,17 +245,17 @@ def _checked_logits(logits: Any) -> NDArray[Any]:
 
 def _with_both_answers(target: Any, other: NDArray[Any]) -> NDArray[np.bool_]:
     """Return the targets, with examples that have each label and examples that have it not."""
-    target = _indicators(target, name="target")
-    if other.shape != target.shape:
+    found = _indicators(target, name="target")
+    if other.shape != found.shape:
         raise InputError(
             f"`target` must have the shape of the logits or predictions, {other.shape}; its shape "
-            f"is {target.shape}."
+            f"is {found.shape}."
         )
-    both = target.any(axis=0) & ~target.all(axis=0)
+    both = found.any(axis=0) & ~found.all(axis=0)
     if not both.all():
         raise InputError(
             f"every label needs examples with it and without it, but label(s) "
             f"{_checks.listing(np.flatnonzero(~both))} occur in all examples or in none; hold out "
             f"some of each, or leave these columns out of all arrays."
         )
-    return target
+    return found

@@ -283,8 +283,7 @@ def _logits(logits: Any, refuse: Callable[[NDArray[Any]], None] | None = None) -
     if refuse is None:
         return logits
     if hasattr(logits, "new_tensor"):
-        import torch
-
+        torch: Any = sys.modules["torch"]
         # Subclasses such as DTensor may have to ask other processes.
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if traced or type(logits) not in (torch.Tensor, torch.nn.Parameter):
