@@ -46,7 +46,7 @@ class ShiftEstimate:
         shifted: whether the target differs from π by more than chance (`p_value` below
             `significance`); True without a test.
         strength: share of the estimated change that is kept, 1 − df / statistic, in [0, 1].
-        statistic: likelihood-ratio (EM) or Wald (BBSE) statistic of "no shift".
+        statistic: likelihood-ratio (EM) or Pearson (BBSE) statistic of "no shift".
         df: its degrees of freedom, which need not be whole (BBSE).
         p_value: probability of such a statistic without a shift.
         method: "em" or "bbse".
@@ -176,7 +176,7 @@ def estimate_prior(
         if confidence is not None:
             replicates = _bbse_replicates(given, source, target, random)
 
-    found["p_value"] = float(chdtrc(found["df"], found["statistic"])) if found["df"] else 1.0
+    found["p_value"] = float(chdtrc(found["df"], found["statistic"]))
     shifted = significance is None or found["p_value"] < significance
     strength, kept = 0.0, prior
     if shifted and found["statistic"] > found["df"]:
@@ -409,9 +409,9 @@ def _no_shift(
     """Return Pearson's Σ_j (m_j − e_j)² / e_j with e = A π, scaled to a χ², and its df.
 
     With V the covariance of m − e and D = diag(1 / e) its mean is tr(D V) and its variance
-    2 tr((D V)²), those of a χ² with df = tr(D V)² / tr((D V)²), times a factor. V has the noise of
-    the target's mean, of each held-out class's mean, and of the prior's own counts, with a
-    covariance taken from source and target together.
+    2 tr((D V)²), those of a χ² with df = tr(D V)² / tr((D V)²) times a factor (Satterthwaite). V
+    has the noise of the target's mean, of each held-out class's mean, and of the prior's own
+    counts, with a covariance taken from source and target together.
     """
     pi, size = prior.probs, len(given)
     counts = np.bincount(source_target, minlength=len(pi))
@@ -429,13 +429,9 @@ def _no_shift(
     if prior.sample is not None:
         noise += (apart * pi) @ apart.T / float(prior.sample.sum())
 
-    some = expected > 0
-    relative = noise[np.ix_(some, some)] / expected[some]
-    mean_of, half_variance = float(np.trace(relative)), float((relative * relative.T).sum())
-    if half_variance <= 0.0:
-        return 0.0, 0.0
-    pearson = float((gap[some] ** 2 / expected[some]).sum())
-    return pearson * mean_of / half_variance, mean_of**2 / half_variance
+    relative = noise / expected
+    first, second = float(np.trace(relative)), float((relative * relative.T).sum())
+    return float((gap**2 / expected).sum()) * first / second, first**2 / second
 
 
 def _scatter(
