@@ -200,7 +200,7 @@ def test_the_scikit_learn_form(digits, model):
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(again.predict_set(X[test]), fitted.predict_set(X[test]))
     assert clone(form).get_params()["coverage"] == 0.95
-    with pytest.raises(InputError, match="label 'digit 11', which is"):
+    with pytest.raises(InputError, match="label 'digit 11', unknown"):
         fitted.evaluate_sets(X[test][:1], ["digit 11"])
 
 

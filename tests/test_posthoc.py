@@ -260,17 +260,6 @@ def test_torch_compile_sees_a_changed_array():
     assert not torch.equal(first, wanted)
 
 
-@pytest.mark.parametrize("half", [np.float16, lambda f: torch.tensor(f).half(), jnp.float16])
-def test_factors_that_float16_cannot_hold_are_refused(half):
-    # Times its largest 1/π, 2000, a logit of 33 is beyond float16.
-    steep = ClassPrior.from_counts([10_000, 9_990, 10])
-    for options in ({"norms": steep}, {"norms": 1 / steep.probs, "tau": -1.0}):
-        with pytest.raises(InputError, match=r"logits by up to 2000, .*convert them to float32"):
-            normalize_weights(half(random_logits()), **options)
-    got = normalize_weights(half(np.array([64.0, 0.0, 0.0])), norms=[1 / 1023, 1.0, 1.0])
-    np.testing.assert_array_equal(np.asarray(got), np.array([65472.0, 0.0, 0.0], dtype=np.float16))
-
-
 def test_any_leading_shape_and_lists():
     for shape in [(3,), (0, 3), (2, 5, 7, 3)]:
         assert adjust_logits(np.zeros(shape), PRIOR).shape == shape
@@ -387,10 +376,6 @@ UNIFORM_4 = ClassPrior.uniform(4)
         (
             lambda: adjust_logits(Z, PRIOR, target_prior=np.ones((3, 3))),
             "one row of class frequencies for each row of the logits, shape (2, 3); its shape is",
-        ),
-        (
-            lambda: adjust_logits(Z, PRIOR, target_prior=[[1, 1, 1], [1, 0, 1]]),
-            "`target_prior` must be positive, but 0 occurs; give classes that do not occur",
         ),
         (lambda: adjust_logits(Z, PRIOR, costs=[1, -1, 1]), "above zero, but class 1 has -1"),
         (lambda: adjust_logits(Z, PRIOR, trained_with="ldam"), "`trained_with` must be the Margin"),

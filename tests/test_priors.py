@@ -153,18 +153,8 @@ def test_bad_input_gets_one_clear_error(make, message):
         make()
 
 
-@pytest.mark.parametrize(
-    ("labels", "smoothing"), [([10**12, 5], 0.0), ([10**12, 5], 1.0), ([3, 100_000, 7], 0.0)]
-)
-def test_ids_are_told_from_class_numbers_before_they_are_counted(labels, smoothing):
-    advice = "look like ids; .* all arrays by one list `classes`.*pass num_classes=1000"
-    with pytest.raises(InputError, match=f"but {max(labels)} occurs .* {advice}"):
-        ClassPrior.from_labels(labels, smoothing=smoothing)
-
-
-def test_many_classes_of_few_examples_are_no_ids_where_the_caller_says_so():
+def test_many_classes_of_few_examples():
     assert ClassPrior.from_labels([3, 9], num_classes=200_001, smoothing=1).num_classes == 200_001
-    assert ClassPrior.from_labels(np.arange(150_000)).num_classes == 150_000
     with pytest.raises(InputError, match=r"and 199989 more have no examples.*smoothing=1.0"):
         ClassPrior.from_labels([0], num_classes=200_000)
 
@@ -173,11 +163,3 @@ def test_many_classes_of_few_examples_are_no_ids_where_the_caller_says_so():
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.uint8])
 def test_counts_may_be_stored_in_any_type(kind):
     assert ClassPrior.from_counts(np.array([200, 9], kind)).counts.tolist() == [200, 9]
-
-
-@pytest.mark.parametrize("counts", [np.array([2**63, 5], np.uint64), {0: 1e19, 1: 5.0}])
-def test_counts_too_large_for_a_whole_number_are_refused(counts):
-    with pytest.raises(InputError, match=r"below 2\*\*63.*class 0 has .*from_weights"):
-        ClassPrior.from_counts(counts)
-    assert ClassPrior.from_counts([2**63 - 1, 2**63 - 1]).probs.tolist() == [0.5, 0.5]
-    assert np.all(ClassPrior.from_weights(counts).probs > 0)

@@ -812,11 +812,11 @@ NORMS = {"norms": P}
         (lambda: tune_normalization(F, Y, bias_mode="drop", **NORMS), "'drop' needs `bias`"),
         (
             lambda: tune_tau(F, Y, P, criterion="log_loss", costs=np.ones(5)),
-            "`costs` has no part in criterion='log_loss'",
+            "have no part in criterion='log_loss'",
         ),
         (
             lambda: tune_tau(F, Y, P, criterion="log_loss", missing="nearest"),
-            "`missing` has no part in criterion='log_loss'",
+            "have no part in criterion='log_loss'",
         ),
         (lambda: tune_tau(F, Y, P, criterion="ece", bounds=(-1.0, 2.0)), "must not be negative"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from longtail import ClassPrior, InputError, fit_temperature, metrics, tune_tau
+from longtail import ClassPrior, InputError, _checks, fit_temperature, metrics, tune_tau
 from longtail.posthoc import adjust_logits, log_probs, scale_temperature
 from longtail.tuning import _calibration as calibration
 from longtail.tuning._calibration import in_training_mix
@@ -133,7 +133,7 @@ def test_the_interval_of_tau_is_that_of_fresh_samples(criterion, examples):
 
 @pytest.mark.parametrize("criterion", ["log_loss", "ece"])
 def test_covariance_of_the_mean_is_its_formula(criterion, monkeypatch):
-    monkeypatch.setattr(metrics, "_CHUNK_ELEMENTS", 4 * 20)
+    monkeypatch.setattr(_checks, "_CHUNK_ELEMENTS", 4 * 20)
     logits, target, _ = drawn_by_softmax(50)
     weight, group = np.random.default_rng(0).uniform(0.5, 2.0, 50), np.array([0, 1, 1, 0])
     weight, taus = weight / weight.sum(), np.array([0.5, 1.0])

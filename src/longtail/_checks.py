@@ -9,7 +9,7 @@ import importlib
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ IntArray = NDArray[np.int64]
 
 # How far sums of probabilities may be from 1: half precision rounds each by up to 0.4%.
 SLACK = 0.005
+# 2 MB in float64: large enough to be vectorised, small enough to stay in the cache.
+_CHUNK_ELEMENTS = 1 << 18
 
 # Not numpy.unique, which numbers each array by the names that happen to be in it.
 BY_ONE_LIST = (
@@ -31,8 +33,6 @@ BY_ONE_LIST = (
     "model.classes_): number = {name: k for k, name in enumerate(classes)}, then "
     "[number[name] for name in names]"
 )
-
-
 # What to do with probabilities where logits are wanted.
 TAKE_LOG = "take their logarithm, longtail.posthoc.log_probs(probs)"
 
@@ -49,9 +49,6 @@ class MissingExtraError(ImportError):
     __module__ = "longtail"
 
 
-# --- words ------------------------------------------------------------------------------------
-
-
 def listing(items: Iterable[object], *, most: int = 10) -> str:
     """Return a short enumeration for messages: ``3, 7, 9 and 4 more``."""
     items = list(items)
@@ -63,9 +60,6 @@ def class_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
     """Return some classes for messages, by name where they have names; empty without any."""
     found = [str(k) if names is None else names[k] for k in classes]
     return f"class(es) {listing(found)}" if found else ""
-
-
-# --- single values ----------------------------------------------------------------------------
 
 
 def require(module: str, *, extra: str) -> ModuleType:
@@ -80,6 +74,9 @@ def require(module: str, *, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"this needs {package}, which is not installed; run: pip install 'longtail[{extra}]'"
         ) from error
+
+
+# --- single values ----------------------------------------------------------------------------
 
 
 def tau(value: Any, *, name: str = "tau") -> float:
@@ -117,10 +114,7 @@ def fraction(value: Any, *, name: str, below_one: bool = False) -> float:
 
 def whole(value: Any, *, name: str, at_least: int = 1) -> int:
     """A whole number, at least `at_least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
+    number = operator.index(value) if hasattr(value, "__index__") else None
     if number is None or isinstance(value, bool) or number < at_least:
         raise InputError(f"`{name}` must be a whole number, at least {at_least}; got {value!r}.")
     return number
@@ -148,11 +142,11 @@ def prior(
     value: Any,
     *,
     num_classes: int | None = None,
-    shape: tuple[int, ...] | None = None,
+    shape: tuple[int, ...] = (),
     name: str = "prior",
-    of: str | None = None,
+    of: str = "the logits have",
 ) -> ClassPrior:
-    """A ClassPrior, as wide as the logits, or as the argument `of`, where a width is given."""
+    """A ClassPrior, as wide as the logits where a width is given."""
     from longtail.priors import ClassPrior
 
     if not isinstance(value, ClassPrior):
@@ -162,11 +156,10 @@ def prior(
             f"ClassPrior.from_counts(...), .from_probs(...) or .from_labels(...)."
         )
     if num_classes is not None and len(value.probs) != num_classes:
-        shaped = f", shape {tuple(shape)}" if shape is not None else ""
+        shaped = f", shape {tuple(shape)}" if shape else ""
         raise InputError(
-            f"`{name}` has {value.num_classes} classes but "
-            f"{'the logits have' if of is None else f'`{of}` has'} {num_classes} columns{shaped}; "
-            f"{advice_on_width(value.num_classes, num_classes, shape or ())}."
+            f"`{name}` has {value.num_classes} classes but {of} {num_classes} columns{shaped}; "
+            f"{advice_on_width(value.num_classes, num_classes, shape)}."
         )
     return value
 
@@ -272,18 +265,13 @@ def _every(ok: NDArray[Any], array: NDArray[Any], rule: str, advice: str = "") -
         raise InputError(f"{rule} {int(bad[0])} has {array[bad[0]]:g}{advice}.")
 
 
-# --- labels and weights: one per example ------------------------------------------------------
+# --- one per example --------------------------------------------------------------------------
 
 
 def labels(
     values: Any, *, name: str = "target", num_classes: int | None = None, names: bool = False
 ) -> IntArray:
-    """Integer class labels, one per example, in 0 .. num_classes - 1.
-
-    With `names` strings are taken too, if every class occurs among them (see `numbered`), and
-    without `num_classes` numbers that look like ids are refused, before memory is taken for every
-    number up to the largest.
-    """
+    """Integer class labels in 0 .. num_classes - 1; with `names` strings too, see `numbered`."""
     array = vector(values, name=name, numbers=False)
     if names:
         (array,) = numbered(array, num_classes=num_classes)
@@ -296,21 +284,14 @@ def labels(
         )
     low, high = int(array.min()), int(array.max())
     if low < 0 or (num_classes is not None and high >= num_classes):
-        wrong, last = low if low < 0 else high, "num_classes - 1"
-        if num_classes is not None:
-            last = str(num_classes - 1)
+        wrong = low if low < 0 else high
+        last = "num_classes - 1" if num_classes is None else num_classes - 1
         advice = "; drop ignored or unlabelled examples first" * (low < 0)
         if low == 1 and high == num_classes:
             advice = "; if they count from 1, subtract 1 from them"
         raise InputError(
             f"`{name}` must lie in 0 .. {last}, but {wrong} occurs (first at position "
             f"{int(np.argmax(array == wrong))}){advice}."
-        )
-    if names and num_classes is None and high >= max(10 * len(array), 100_000):
-        raise InputError(
-            f"`{name}` must be class numbers, but {high} occurs among {len(array)} examples, so "
-            f"they look like ids; number {BY_ONE_LIST}. If there are that many classes, pass "
-            f"num_classes={high + 1}."
         )
     return array.astype(np.int64, copy=False)
 
@@ -334,7 +315,7 @@ def numbered(*columns: Any, num_classes: int | None = None) -> list[NDArray[Any]
 
 
 def sample_weight(values: Any, num_examples: int) -> FloatArray:
-    """One finite, non-negative weight per example, with a sum that is finite and not zero."""
+    """One finite, non-negative weight per example, not all zero."""
     array = vector(values, name="sample_weight").astype(np.float64)
     if len(array) != num_examples:
         raise InputError(
@@ -347,10 +328,60 @@ def sample_weight(values: Any, num_examples: int) -> FloatArray:
     return array
 
 
-# --- probabilities: one row per example -------------------------------------------------------
+# --- scores: one row per example --------------------------------------------------------------
 
 
-def not_probabilities(array: NDArray[Any], *, hint: str) -> None:
+def columns(values: Any, *, name: str = "logits", pi: Any = None) -> NDArray[Any]:
+    """Scores with a column for each class (of the ClassPrior `pi`); `chunks` checks the values."""
+    scores = matrix(values, name=name, finite=False)
+    if pi is not None:
+        of = "the logits have" if name == "logits" else f"`{name}` has"
+        prior(pi, num_classes=scores.shape[1], shape=scores.shape, of=of)
+    if scores.shape[1] == 1:
+        raise InputError(
+            f"`{name}` must have one column per class, at least two; its shape is "
+            f"{scores.shape}; flatten predicted labels, and give both columns of a binary score."
+        )
+    return scores
+
+
+def examples(
+    values: Any,
+    target: Any,
+    *,
+    name: str = "logits",
+    pi: Any = None,
+    weight: Any = None,
+    names: bool = False,
+) -> tuple[NDArray[Any], IntArray, FloatArray | None]:
+    """Scores as from `columns`, labels and weights that fit together."""
+    scores = columns(values, name=name, pi=pi)
+    target = labels(target, num_classes=scores.shape[1], names=names)
+    same_length(scores, target, name=name)
+    return scores, target, None if weight is None else sample_weight(weight, len(target))
+
+
+def chunks(
+    scores: NDArray[Any], *, kind: str | None = "logits", name: str | None = None, hint: str = ""
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield consecutive rows of an (examples, classes) array, a megabyte or two each, and where.
+
+    They are found to be "logits" or "probs" as `kind` says, or just finite; None checks nothing.
+    """
+    step = max(1, _CHUNK_ELEMENTS // scores.shape[1])
+    for start in range(0, len(scores), step):
+        rows = slice(start, min(start + step, len(scores)))
+        chunk = scores[rows]
+        if kind == "probs":
+            probability_rows(chunk, name=name or kind, first_row=start, hint=hint)
+        elif kind is not None:
+            all_finite(chunk, name=name or kind, first_row=start)
+            if kind == "logits" and start == 0:
+                not_probabilities(chunk, hint=hint or TAKE_LOG)
+        yield rows, chunk
+
+
+def not_probabilities(array: NDArray[Any], *, hint: str = TAKE_LOG) -> None:
     """Refuse "logits" whose rows are all probabilities; `hint` says how to pass those."""
     if array.min() < 0 or array.max() > 1:
         return
@@ -391,7 +422,7 @@ def probability_rows(
         )
 
 
-# --- counts, weights, probabilities: one number per class -------------------------------------
+# --- one number per class ---------------------------------------------------------------------
 
 
 def by_label(values: Any, *, name: str) -> dict[Any, Any] | None:
@@ -461,17 +492,14 @@ def counts(values: Any, *, name: str = "counts") -> IntArray:
     array = totals(values, name=name)
     with np.errstate(invalid="ignore"):
         whole_ones = array.astype(np.int64)
-    rule = f"`{name}` must be whole numbers of examples below 2**63, but class"
-    advice = "; use ClassPrior.from_weights for fractional or larger totals, or "
-    _every(whole_ones == array, array, rule, advice + "ClassPrior.from_probs for probabilities")
+    rule = f"`{name}` must be whole numbers of examples, but class"
+    advice = "; use ClassPrior.from_weights for totals, ClassPrior.from_probs for probabilities"
+    _every(whole_ones == array, array, rule, advice)
     return whole_ones
 
 
 def distribution(values: Any, *, name: str = "probs") -> FloatArray:
-    """One probability per class, all positive, summing to 1; a copy, as they are within 1e-6.
-
-    Those of lower precision, whose rounding adds up to more, are divided by their sum.
-    """
+    """One probability per class, all positive, summing to 1; divided by a sum that is not quite."""
     array = totals(values, name=name).astype(np.float64)
     total = float(array.sum())
     if abs(total - 1.0) > SLACK:

@@ -11,7 +11,7 @@ mean of the classes' own coverages is what was asked for, however rare a class i
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -120,12 +120,9 @@ class PredictionSets:
         return np.asarray(self._scores(logits, self.prior_) <= self.thresholds_)
 
     def evaluate(self, logits: Any, target: Any, *, level: float = 0.95) -> SetEvaluation:
-        """Return coverage and size of the sets of labelled examples.
+        """Return coverage and size of the sets of labelled examples, see `evaluate_sets`.
 
-        Args:
-            logits: shape (examples, num_classes), of examples that no threshold was chosen on.
-            target: true labels, shape (examples,).
-            level: of the intervals.
+        No threshold must have been chosen on these examples.
         """
         return evaluate_sets(self.predict(logits), target, level=level)
 
@@ -135,14 +132,8 @@ class PredictionSets:
         """Return coverage and size on the held-out examples themselves, by cross-fitting.
 
         Each fold is judged with the thresholds of the others; `fit` is not needed. The thresholds
-        that `fit` chooses on all of them are a little better.
-
-        Args:
-            logits: as in `fit`.
-            target: as in `fit`.
-            prior: as in `fit`.
-            folds: number of parts; each class is dealt out evenly.
-            random_state: seed of the dealing.
+        that `fit` chooses on all of them are a little better. The first arguments are those of
+        `fit`; `random_state` deals each class out evenly to the `folds`.
         """
         array, labels = _checks.matrix(logits), _checks.labels(target)
         order = np.random.default_rng(random_state).permutation(len(labels))
@@ -227,7 +218,7 @@ class SetEvaluation:
     marginal: float
     sizes: IntArray
     macro_size: float
-    level: float = field(default=0.95)
+    level: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and lists for JSON."""
@@ -389,12 +380,9 @@ class PredictionSetClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator
         return self.estimator.decision_function(X)
 
     def _places(self, y: Any) -> IntArray:
-        labels = np.asarray(y)
+        labels = np.asarray(y)  # not by LabelEncoder, which cuts strings to the longest known
         places = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
         unknown = labels[self.classes_[places] != labels]
         if len(unknown):
-            raise InputError(
-                f"PredictionSetClassifier: `y` has the label {str(unknown[0])!r}, which is not "
-                f"among the estimator's classes."
-            )
+            raise InputError(f"`y` has the label {str(unknown[0])!r}, unknown to the estimator.")
         return places

@@ -1,63 +1,34 @@
 """Labels and predictions to errors and calibration, each with the counts behind it.
 
-Everything is NumPy in float64 and goes over memory-mapped logits in chunks. Results hold sums over
-examples, so that those of shards add up to the result of the whole. Two-dimensional predictions
-are decided by argmax, ties going to the lowest class index. Labels may be strings, numbered in
-sorted order as in scikit-learn; beside logits or probabilities every class must then occur.
+Everything is NumPy in float64 and goes over memory-mapped logits in chunks. Two-dimensional
+predictions are decided by argmax, ties going to the lowest class index. Labels may be strings,
+numbered in sorted order as in scikit-learn; beside logits or probabilities every class must then
+occur.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.priors import ClassPrior
 
 Missing = Literal["error", "skip"]
-Inputs = Literal["logits", "probs"]
 
 _logger = logging.getLogger("longtail")
-
-# 2 MB in float64: large enough to be vectorised, small enough to stay in the cache.
-_CHUNK_ELEMENTS = 1 << 18
 
 
 # --- results ----------------------------------------------------------------------------------
 
 
-class _Mergeable:
-    """Results that are sums over examples, and so add up."""
-
-    def __add__(self, other: Self) -> Self:
-        if type(other) is not type(self):
-            return NotImplemented
-        merged: dict[str, Any] = {}
-        for item in fields(self):  # type: ignore[arg-type]
-            mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            fixed = item.metadata.get("fixed", False)
-            alike = np.array_equal(mine, theirs) if fixed else np.shape(mine) == np.shape(theirs)
-            if not alike:
-                raise InputError(
-                    f"only results of the same classes and settings can be added, but the two "
-                    f"{type(self).__name__} differ in `{item.name}`."
-                )
-            merged[item.name] = mine if fixed or mine is None else mine + theirs
-        return type(self)(**merged)
-
-    def __radd__(self, other: object) -> Self:
-        return self if other == 0 else NotImplemented  # sum() starts from 0
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class PerClassError(_Mergeable):
+class PerClassError:
     """The error of each class, P(prediction ≠ y | y), and what it was counted on.
 
     Attributes:
@@ -69,8 +40,6 @@ class PerClassError(_Mergeable):
         >>> result = per_class_error([0, 0, 1], [0, 1, 1], num_classes=3, missing="skip")
         >>> result.values, result.counts, result.missing_classes
         (array([0.5, 0. , nan]), array([2, 1, 0]), array([2]))
-        >>> (result + per_class_error([2], [0], num_classes=3, missing="skip")).values
-        array([0.5, 0. , 1. ])
     """
 
     wrong: FloatArray
@@ -94,7 +63,7 @@ class PerClassError(_Mergeable):
 
     @property
     def balanced_error(self) -> float:
-        """Mean error of the classes that have examples."""
+        """Mean error of the classes that have examples (equation 2)."""
         some = self.counts > 0
         return float(np.mean(self.wrong[some] / self.weight[some]))
 
@@ -148,13 +117,13 @@ class GroupError:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON, by group."""
-        parts: Any = {"error": self.values, "counts": self.counts}
-        parts |= {"num_classes": self.num_classes, "num_present": self.num_present}
-        return {g: {name: _plain(part[g]) for name, part in parts.items()} for g in self.values}
+        parts: Any = {**vars(self), "error": self.values}
+        names = ("error", "counts", "num_classes", "num_present")
+        return {group: {n: _plain(parts[n][group]) for n in names} for group in self.values}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Reliability(_Mergeable):
+class Reliability:
     """Examples by how confident the prediction was: what a reliability diagram shows.
 
     Bin b holds confidences in (edges[b], edges[b + 1]]; a confidence of exactly 0 is in the
@@ -168,11 +137,16 @@ class Reliability(_Mergeable):
         hit_sum: total weight of those for which the label in question was the true one.
     """
 
-    edges: FloatArray = field(metadata={"fixed": True})
+    edges: FloatArray
     counts: IntArray
     weight: FloatArray
     confidence_sum: FloatArray
     hit_sum: FloatArray
+
+    def __add__(self, other: Reliability) -> Reliability:
+        """Return the bins of both sets of predictions together, such as those of several seeds."""
+        names = ("counts", "weight", "confidence_sum", "hit_sum")
+        return Reliability(self.edges, *(getattr(self, n) + getattr(other, n) for n in names))
 
     @property
     def mean_confidence(self) -> FloatArray:
@@ -201,28 +175,25 @@ class Reliability(_Mergeable):
         return {name: _plain(getattr(self, name)) for name in names}
 
     def __repr__(self) -> str:
-        return (
-            f"Reliability(ece={self.ece:.6g}, bins={len(self.edges) - 1}, "
-            f"shape={self.counts.shape})"
-        )
+        shape = self.counts.shape
+        return f"Reliability(ece={self.ece:.6g}, bins={len(self.edges) - 1}, shape={shape})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evaluation(_Mergeable):
-    """Every metric of one set of predictions; evaluations of shards add up.
+class Evaluation:
+    """Every metric of one set of predictions.
 
     Attributes:
         per_class: the errors and counts of the classes.
+        groups: see `group_error`; None if no prior was given.
         reliability: bins of the top label's confidence.
         classwise: bins of every class's probability, shape (num_classes, bins).
-        loss_sum: weighted sum of −log p_y.
-        brier_sum: weighted sum of Σ_k (p_k − [k = y])².
-        sharpness_sum: weighted sum of Σ_k p_k².
+        log_loss: mean of −log p_y, in nats; infinite if a true class has probability 0.
+        brier_score: mean of Σ_k (p_k − [k = y])², in [0, 2]; for two classes twice the one-column
+            form.
+        sharpness: mean of Σ_k p_k²: 1 for certain predictions, 1/L for uniform ones.
         zero_probability: examples whose true class got probability 0 (infinite log-loss).
         confusion: matrix of `confusion_matrix`, if asked for.
-        prior: of the training data, if given; makes the groups.
-        many: bound of the group "many".
-        few: bound of the group "few".
 
     Examples:
         >>> result = evaluate([0, 0, 1], [[2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
@@ -233,16 +204,14 @@ class Evaluation(_Mergeable):
     """
 
     per_class: PerClassError
+    groups: GroupError | None
     reliability: Reliability
     classwise: Reliability
-    loss_sum: float
-    brier_sum: float
-    sharpness_sum: float
+    log_loss: float
+    brier_score: float
+    sharpness: float
     zero_probability: int
-    confusion: IntArray | FloatArray | None = None
-    prior: ClassPrior | None = field(default=None, metadata={"fixed": True})
-    many: float = field(default=100, metadata={"fixed": True})
-    few: float = field(default=20, metadata={"fixed": True})
+    confusion: IntArray | FloatArray | None
 
     @property
     def num_examples(self) -> int:
@@ -270,13 +239,6 @@ class Evaluation(_Mergeable):
         return self.per_class.error
 
     @property
-    def groups(self) -> GroupError | None:
-        """See `group_error`; None if no prior was given."""
-        if self.prior is None:
-            return None
-        return self.per_class.by_group(self.prior, many=self.many, few=self.few)
-
-    @property
     def ece(self) -> float:
         """Calibration error of the predicted label, Σ_b (n_b / n) |accuracy_b − confidence_b|."""
         return self.reliability.ece
@@ -285,21 +247,6 @@ class Evaluation(_Mergeable):
     def classwise_ece(self) -> float:
         """Mean over classes of the calibration error of their probability (Kull et al. 2019)."""
         return self.classwise.ece
-
-    @property
-    def log_loss(self) -> float:
-        """Mean of −log p_y, in nats; infinite if a true class has probability 0."""
-        return self.loss_sum / float(self.per_class.weight.sum())
-
-    @property
-    def brier_score(self) -> float:
-        """Mean of Σ_k (p_k − [k = y])², in [0, 2]; for two classes twice the one-column form."""
-        return self.brier_sum / float(self.per_class.weight.sum())
-
-    @property
-    def sharpness(self) -> float:
-        """Mean of Σ_k p_k²: 1 for certain predictions, 1/L for uniform ones, right or wrong."""
-        return self.sharpness_sum / float(self.per_class.weight.sum())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON; NaN and infinity become None."""
@@ -313,14 +260,14 @@ class Evaluation(_Mergeable):
         return (
             f"Evaluation(balanced_error={self.balanced_error:.6g}, error={self.error:.6g}, "
             f"ece={self.ece:.6g}, log_loss={self.log_loss:.6g}, examples={self.num_examples}, "
-            f"classes={self.per_class.num_classes}, missing={len(self.missing_classes)})"
+            f"classes={self.num_classes}, missing={len(self.missing_classes)})"
         )
 
 
 def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
     """Return part / whole, NaN where there is nothing to divide by."""
     nothing = np.full(np.shape(whole), np.nan)
-    return np.asarray(np.divide(part, whole, out=nothing, where=whole > 0), dtype=np.float64)
+    return np.asarray(np.divide(part, whole, out=nothing, where=whole > 0))
 
 
 def _plain(value: Any) -> Any:
@@ -381,7 +328,7 @@ def per_class_error(
     missing: Missing = "error",
     sample_weight: Any = None,
 ) -> PerClassError:
-    """Return the error of each class, with counts; parts of a data set add up.
+    """Return the error of each class, with counts.
 
     The arguments are those of `balanced_error`; with "skip", a class without examples is NaN.
 
@@ -420,9 +367,7 @@ def group_error(
         >>> group_error([0, 1, 1, 2], [0, 1, 0, 1], prior).values
         {'many': 0.0, 'medium': 0.5, 'few': 1.0}
     """
-    predictions = _checks.as_numpy(predictions)
-    columns = predictions.shape[1] if predictions.ndim == 2 else None
-    width = _checks.prior(prior, num_classes=columns, shape=predictions.shape).num_classes
+    width = None if np.ndim(predictions) == 2 else _checks.prior(prior).num_classes
     decided = _decide(target, predictions, width, sample_weight)
     return _errors(*decided, missing).by_group(prior, many=many, few=few)
 
@@ -442,6 +387,61 @@ def confusion_matrix(
     return _confusion(*_decide(target, predictions, num_classes, sample_weight))
 
 
+def _decide(
+    target: Any, predictions: Any, num_classes: int | None, weight: Any
+) -> tuple[IntArray, IntArray, int, FloatArray | None]:
+    """Return checked labels, predicted labels, the number of classes and weights."""
+    predictions = _checks.as_numpy(predictions)
+    if predictions.ndim == 2:
+        name, width = "predictions", predictions.shape[1]
+        if num_classes not in (None, width):
+            raise InputError(
+                f"`num_classes` is {num_classes} but `predictions` has {width} columns, shape "
+                f"{predictions.shape}; leave num_classes out, the columns say it."
+            )
+        scores, labels, weight = _checks.examples(
+            predictions, target, name=name, weight=weight, names=True
+        )
+        parts = [chunk.argmax(axis=1) for _, chunk in _checks.chunks(scores, kind=name)]
+        return labels, np.concatenate(parts), width, weight
+    if num_classes is not None:
+        num_classes = _checks.whole(num_classes, name="num_classes")
+    target, predictions = _checks.numbered(target, predictions)
+    target = _checks.labels(target, num_classes=num_classes)
+    predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes)
+    _checks.same_length(predicted, target, name="predictions")
+    if weight is not None:
+        weight = _checks.sample_weight(weight, len(target))
+    return target, predicted, num_classes or int(max(target.max(), predicted.max())) + 1, weight
+
+
+def _errors(
+    target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None, missing: str
+) -> PerClassError:
+    """Return errors by class; refuse a class without examples unless missing="skip"."""
+    _checks.choice(missing, ("error", "skip"), name="missing")
+    weight = np.ones(len(target)) if weight is None else weight
+    counts = np.bincount(target[weight > 0], minlength=width)
+    absent = np.flatnonzero(counts == 0)
+    if len(absent) and missing == "error":
+        raise InputError(
+            f"every class needs examples, but {len(absent)} of {width} have none in `target`: "
+            f"{_checks.listing(absent)}; pass missing='skip' to leave them out."
+        )
+    wrong, totals = (
+        np.bincount(target, weights=part, minlength=width).astype(np.float64)
+        for part in (weight * (predicted != target), weight)
+    )
+    return PerClassError(wrong, totals, counts)
+
+
+def _confusion(
+    target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None
+) -> IntArray | FloatArray:
+    flat = np.bincount(target * width + predicted, weights=weight, minlength=width * width)
+    return flat.reshape(width, width)
+
+
 # --- errors and calibration at once --------------------------------------------------------------
 
 
@@ -452,7 +452,7 @@ def evaluate(
     prior: ClassPrior | None = None,
     many: float = 100,
     few: float = 20,
-    inputs: Inputs = "logits",
+    inputs: Literal["logits", "probs"] = "logits",
     bins: int = 15,
     missing: Missing = "error",
     confusion: bool = False,
@@ -468,7 +468,7 @@ def evaluate(
         few: as in `group_error`.
         inputs: "logits" or "probs".
         bins: number of equal-width bins of confidence on (0, 1], closed on the right.
-        missing: as in `balanced_error`; use "skip" for shards.
+        missing: as in `balanced_error`.
         confusion: also keep the matrix of `confusion_matrix`, num_classes² numbers.
         sample_weight: shape (examples,).
 
@@ -484,30 +484,32 @@ def evaluate(
     """
     _checks.choice(inputs, ("logits", "probs"), name="inputs")
     edges = np.linspace(0.0, 1.0, _checks.whole(bins, name="bins") + 1)
-    scores = score_columns(logits, inputs)
+    scores, target, weight = _checks.examples(
+        logits, target, name=inputs, pi=prior, weight=sample_weight, names=True
+    )
     width = scores.shape[1]
-    target = _checks.labels(target, num_classes=width, names=True)
-    _checks.same_length(scores, target, name=inputs)
-    weight = None if sample_weight is None else _checks.sample_weight(sample_weight, len(target))
     if prior is not None:
-        of = None if inputs == "logits" else inputs
-        _checks.prior(prior, num_classes=width, shape=scores.shape, of=of)
         prior.groups(many=many, few=few)  # refuses a prior without counts,
     _errors(target, target, width, weight, missing)  # and this a class without examples
 
     top, classwise = np.zeros((4, 1, bins)), np.zeros((4, width, bins))
     predicted = np.empty(len(target), dtype=np.int64)
     sums, infinite = np.zeros(3), 0
-    for rows in row_slices(scores):
-        labels = target[rows]
-        w = np.ones(len(labels)) if weight is None else weight[rows]
-        probs, loss, choice = _probabilities(scores[rows], labels, inputs, rows.start)
+    hint = "pass inputs='probs'" if inputs == "logits" else "pass them as logits instead"
+    for rows, chunk in _checks.chunks(scores, kind=inputs, hint=hint):
+        labels, order = target[rows], np.arange(len(chunk))
+        w = np.ones(len(chunk)) if weight is None else weight[rows]
+        probs = chunk.astype(np.float64)
+        if inputs == "probs":
+            choice = chunk.argmax(axis=1)
+            with np.errstate(divide="ignore"):
+                loss = -np.log(probs[order, labels])
+        else:
+            lead = probs.max(axis=1) - probs[order, labels]
+            probs, log_sum, choice = softmax_rows(probs)
+            loss = log_sum + lead
         predicted[rows] = choice
-        kept = w > 0
-        if not kept.all():
-            probs, loss, choice = probs[kept], loss[kept], choice[kept]
-            labels, w = labels[kept], w[kept]
-        order = np.arange(len(labels))
+        loss[w == 0] = 0.0  # which may be infinite
         hit = np.where(choice == labels, 0, -1)
         top += _binned(probs[order, choice][:, None], hit, w, edges)
         classwise += _binned(probs, labels, w, edges)
@@ -521,57 +523,19 @@ def evaluate(
         counts, *others = np.where(sums[0] > 0.5, sums, 0.0)
         return Reliability(edges, counts.astype(np.int64), *others)
 
+    per_class = _errors(target, predicted, width, weight, missing)
+    log_loss, brier_score, sharpness = (sums / per_class.weight.sum()).tolist()
     return Evaluation(
-        per_class=_errors(target, predicted, width, weight, missing),
+        per_class=per_class,
+        groups=None if prior is None else per_class.by_group(prior, many=many, few=few),
         reliability=reliability(top[:, 0]),
         classwise=reliability(classwise),
-        loss_sum=float(sums[0]),
-        brier_sum=float(sums[1]),
-        sharpness_sum=float(sums[2]),
+        log_loss=log_loss,
+        brier_score=brier_score,
+        sharpness=sharpness,
         zero_probability=infinite,
         confusion=_confusion(target, predicted, width, weight) if confusion else None,
-        prior=prior,
-        many=many,
-        few=few,
     )
-
-
-# --- sums over examples -----------------------------------------------------------------------
-
-
-def row_slices(array: NDArray[Any]) -> Iterator[slice]:
-    """Yield consecutive row ranges of an (examples, classes) array, each a megabyte or two.
-
-    Examples:
-        >>> [(rows.start, rows.stop) for rows in row_slices(np.empty((5, 1 << 17)))]
-        [(0, 2), (2, 4), (4, 5)]
-    """
-    step = max(1, _CHUNK_ELEMENTS // array.shape[1])
-    for start in range(0, len(array), step):
-        yield slice(start, min(start + step, len(array)))
-
-
-def score_columns(values: Any, name: str, num_classes: int | None = None) -> NDArray[Any]:
-    """Return an (examples, classes) array whose values are still to be checked, chunk by chunk."""
-    scores = _checks.matrix(values, name=name, finite=False)
-    if scores.shape[1] == 1:
-        raise InputError(
-            f"`{name}` must have one column per class, at least two; its shape is "
-            f"{scores.shape}; flatten predicted labels, and give both columns of a binary score."
-        )
-    if num_classes is not None and num_classes != scores.shape[1]:
-        raise InputError(
-            f"`num_classes` is {num_classes} but `{name}` has {scores.shape[1]} columns, shape "
-            f"{scores.shape}; leave num_classes out, the columns say it."
-        )
-    return scores
-
-
-def _confusion(
-    target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None
-) -> IntArray | FloatArray:
-    flat = np.bincount(target * width + predicted, weights=weight, minlength=width * width)
-    return flat.reshape(width, width)
 
 
 def softmax_rows(scores: FloatArray) -> tuple[FloatArray, FloatArray, IntArray]:
@@ -587,82 +551,9 @@ def softmax_rows(scores: FloatArray) -> tuple[FloatArray, FloatArray, IntArray]:
 
 
 def bin_of(confidence: FloatArray, edges: FloatArray) -> IntArray:
-    """Return the bin (edges[b], edges[b + 1]] of each confidence; 0 is in the first.
-
-    Examples:
-        >>> bin_of(np.array([0.0, 0.5, 0.6, 1.0]), np.array([0.0, 0.5, 1.0]))
-        array([0, 0, 1, 1])
-    """
+    """Return the bin (edges[b], edges[b + 1]] of each confidence; 0 is in the first."""
     # Rounding may leave a probability just above 1.
     return (np.searchsorted(edges, confidence, side="left") - 1).clip(0, len(edges) - 2)
-
-
-def _decide(
-    target: Any, predictions: Any, num_classes: int | None, sample_weight: Any
-) -> tuple[IntArray, IntArray, int, FloatArray | None]:
-    """Return checked labels, predicted labels, the number of classes and weights."""
-    if num_classes is not None:
-        num_classes = _checks.whole(num_classes, name="num_classes")
-    predictions = _checks.as_numpy(predictions)
-    if predictions.ndim == 2:
-        scores = score_columns(predictions, "predictions", num_classes)
-        num_classes = scores.shape[1]
-        target = _checks.labels(target, num_classes=num_classes, names=True)
-        _checks.same_length(scores, target, name="predictions")
-        predicted = np.empty(len(scores), dtype=np.int64)
-        for rows in row_slices(scores):
-            chunk = scores[rows]
-            _checks.all_finite(chunk, name="predictions", first_row=rows.start)
-            predicted[rows] = chunk.argmax(axis=1)
-    else:
-        target, predictions = _checks.numbered(target, predictions)
-        given: Any = {"num_classes": num_classes, "names": True}
-        target = _checks.labels(target, **given)
-        predicted = _checks.labels(predictions, name="predictions", **given)
-        _checks.same_length(predicted, target, name="predictions")
-        num_classes = num_classes or int(max(target.max(), predicted.max())) + 1
-    if sample_weight is not None:
-        sample_weight = _checks.sample_weight(sample_weight, len(target))
-    return target, predicted, num_classes, sample_weight
-
-
-def _errors(
-    target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None, missing: str
-) -> PerClassError:
-    """Return errors by class; refuse a class without examples unless missing="skip"."""
-    _checks.choice(missing, ("error", "skip"), name="missing")
-    wrong = predicted != target
-    counts = np.bincount(target if weight is None else target[weight > 0], minlength=width)
-    totals = np.bincount(target, weights=weight, minlength=width)
-    part = None if weight is None else weight[wrong]
-    misses = np.bincount(target[wrong], weights=part, minlength=width)
-    absent = np.flatnonzero(counts == 0)
-    if len(absent) and missing == "error":
-        raise InputError(
-            f"every class needs examples, but {len(absent)} of {width} have none in `target`: "
-            f"{_checks.listing(absent)}; pass missing='skip' to leave them out."
-        )
-    return PerClassError(misses.astype(np.float64), totals.astype(np.float64), counts)
-
-
-def _probabilities(
-    chunk: NDArray[Any], labels: IntArray, inputs: str, first_row: int
-) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Return probabilities (a fresh array), −log p_y and the decision of each row of a chunk."""
-    order = np.arange(len(labels))
-    if inputs == "probs":
-        _checks.probability_rows(chunk, first_row=first_row)
-        probs = np.array(chunk, dtype=np.float64)
-        with np.errstate(divide="ignore"):
-            return probs, -np.log(probs[order, labels]), chunk.argmax(axis=1)
-    _checks.all_finite(chunk, name="logits", first_row=first_row)
-    if first_row == 0:
-        _checks.not_probabilities(chunk, hint="pass inputs='probs'")
-    scores = chunk.astype(np.float64)
-    at_label = scores[order, labels]
-    lead = scores.max(axis=1) - at_label
-    probs, log_sum, choice = softmax_rows(scores)
-    return probs, log_sum + lead, choice
 
 
 def _binned(
@@ -678,15 +569,14 @@ def _binned(
     row, column = np.nonzero(probs > edges[1])
     confidence, w = probs[row, column], weight[row]
     place = column * bins + bin_of(confidence, edges)
-    parts = (np.ones_like(w), w, w * confidence, w * (labels[row] == column))
-    sums: Any = np.stack([np.bincount(place, part, minlength=width * bins) for part in parts])
-    sums = sums.reshape(4, width, bins).astype(np.float64)
-    hit = labels >= 0
+    parts = (w > 0, w, w * confidence, w * (labels[row] == column))
+    binned = [np.bincount(place, part, minlength=width * bins) for part in parts]
+    sums = np.array(binned, np.float64).reshape(4, width, bins)
     whole = np.empty((4, width))
-    whole[0], whole[1], whole[2] = len(probs), weight.sum(), weight @ probs
-    whole[3] = np.bincount(labels[hit], weight[hit], minlength=width)
+    whole[0], whole[1], whole[2] = np.count_nonzero(weight), weight.sum(), weight @ probs
+    whole[3] = np.bincount(labels + 1, weight, minlength=width + 1)[1:]
     sums[:, :, 0] += whole - sums.sum(axis=2)
-    return np.asarray(sums)
+    return sums
 
 
 # --- chance -----------------------------------------------------------------------------------
@@ -699,23 +589,17 @@ def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> floa
     no spread of its own, one example's worth of the pooled rates is added to each class, and two
     examples, spread evenly over the outcomes, to all together (Agresti and Min 2005, for one
     class); the class that may vary most counts at least as it would alone, with these two to
-    itself.
+    itself. benchmarks/bench_coverage.py simulates how often intervals hold the truth: without that
+    last step far too seldom for two classes of 5,000 and 4 examples; with every class alone, a
+    hundred classes of two examples would have far too wide ones.
 
     Args:
         plus: events that add, per class, shape (classes,).
         minus: events that subtract; None if there is no such thing, as for a plain error.
         counts: n, examples per class, at least 1; of weighted examples, as many as tell as much.
         share: weights that sum to 1.
-
-    Examples:
-        >>> one = np.ones(1)
-        >>> round(mean_variance(20 * one, None, 100 * one, one) ** 0.5, 2)
-        0.04
-        >>> round(mean_variance(0 * one, None, one, one) ** 0.5, 2)
-        0.5
     """
-    found = []
-    part = 0.5 if minus is None else 0.25
+    found, part = [], 0.5 if minus is None else 0.25
     for pooled, spread in ((float(len(counts) > 1), 2.0 / len(counts)), (0.0, 2.0)):
         padded = counts + pooled + spread
         up, down = (
@@ -727,9 +611,6 @@ def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> floa
         # The estimated rates vary themselves, which takes n / padded² of the variance away.
         within = (up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2)
         found.append(share**2 * within)
-    # benchmarks/bench_coverage.py simulates how often intervals hold the truth. Without the last
-    # step that is far too seldom for two classes of 5,000 and 4 examples; with every class alone,
-    # a hundred classes of two examples would have far too wide ones.
     together, alone = found
     most = int(np.argmax(alone))
     return float(together.sum() + max(0.0, alone[most] - together[most]))

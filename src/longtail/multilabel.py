@@ -7,22 +7,18 @@ example has the label and 0 where it has not.
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from longtail import _checks, posthoc
-from longtail._checks import FloatArray, InputError, IntArray
-from longtail.metrics import Missing
+from longtail._checks import FloatArray, InputError
 from longtail.priors import ClassPrior
 from longtail.tuning import TauIntervals, TauResult, tune_from_intervals
-
-_logger = logging.getLogger("longtail")
 
 
 def label_rates(target: Any, *, smoothing: float = 0.0) -> FloatArray:
@@ -86,14 +82,13 @@ def adjust_multilabel(
         array([[ 1.   ,  0.892],
                [-1.   , -1.108]])
     """
-    logits = posthoc._logits(logits)
-    _refuse_probabilities(posthoc._values(logits, rows=posthoc._FIRST))
+    logits = posthoc._logits(logits, refuse=_refuse_probabilities)
     q = _rates(target_prior, logits.shape[-1], name="target_prior")
     direction = log_odds(_rates(prior, logits.shape[-1], name="prior")) - log_odds(q)
     return posthoc._apply(logits, operator.sub, _checks.tau(tau) * direction)
 
 
-def macro_balanced_error(target: Any, predictions: Any, *, missing: Missing = "error") -> float:
+def macro_balanced_error(target: Any, predictions: Any) -> float:
     """Return the mean over labels of each one's balanced error.
 
         (1/L) Σ_k ½ (P(predicted | label k absent) + P(not predicted | label k present))
@@ -102,8 +97,6 @@ def macro_balanced_error(target: Any, predictions: Any, *, missing: Missing = "e
         target: true labels, shape (examples, num_labels), 0 or 1.
         predictions: predicted labels, integers or booleans; or logits, which predict a label where
             they are above 0.
-        missing: what to do about labels that all examples have, or none: "error" refuses and names
-            them; "skip" leaves them out and logs which they were.
 
     Examples:
         >>> target = [[1, 0], [1, 0], [0, 1], [1, 0]]
@@ -116,8 +109,8 @@ def macro_balanced_error(target: Any, predictions: Any, *, missing: Missing = "e
     if predictions.dtype.kind == "f":
         predictions = _checked_logits(predictions) > 0
     predictions = _indicators(predictions, name="predictions")
-    target, labels = _examples(target, predictions, missing)
-    wrong = target != predictions[:, labels]
+    target = _with_both_answers(target, predictions)
+    wrong = target != predictions
     errors = [(wrong & side).sum(axis=0) / side.sum(axis=0) for side in (target, ~target)]
     return float(np.mean(errors))
 
@@ -128,12 +121,7 @@ class MultilabelTauResult(TauResult):
 
     In `counts` and what `curve.per_class` returns, examples without a label come before those with
     it; .reshape(-1, 2) has a row for each label.
-
-    Attributes:
-        labels: the labels that were counted, all but those that missing="skip" left out.
     """
-
-    labels: IntArray = field(kw_only=True)
 
     def describe(self, *, class_names: Sequence[str] | None = None) -> str:
         """Return the choice in a few lines of text, as `print` shows it.
@@ -141,20 +129,15 @@ class MultilabelTauResult(TauResult):
         Args:
             class_names: one for each column of the logits; their numbers if absent.
         """
-        names = [str(k) if class_names is None else class_names[k] for k in self.labels]
+        width = len(self.counts) // 2
+        names = range(width) if class_names is None else class_names
         pairs = [f"{name}: {answer}" for name in names for answer in ("no", "yes")]
         text = super().describe(class_names=pairs).replace("(class ", "(label ")
-        return text.replace(f"examples of {len(pairs)} classes", f"answers on {len(names)} labels")
+        return text.replace(f"examples of {2 * width} classes", f"answers on {width} labels")
 
 
 def tune_multilabel(
-    logits: Any,
-    target: Any,
-    prior: Any,
-    *,
-    target_prior: Any = None,
-    missing: Missing = "error",
-    **settings: Any,
+    logits: Any, target: Any, prior: Any, *, target_prior: Any = None, **settings: Any
 ) -> MultilabelTauResult:
     """Choose tau of `adjust_multilabel` by the exact curve of `macro_balanced_error`.
 
@@ -168,7 +151,6 @@ def tune_multilabel(
         prior: π, shape (num_labels,), as in `adjust_multilabel`.
         target_prior: q, as in `adjust_multilabel`; the two errors of label k then weigh 1 − q_k
             and q_k instead of 1/2.
-        missing: as in `macro_balanced_error`.
         **settings: select, bounds, confidence, n_bootstrap and random_state of `tune_tau`.
 
     Examples:
@@ -185,16 +167,17 @@ def tune_multilabel(
           in effect 62 of them decide: the interval is likely too narrow
     """
     logits = _checked_logits(logits)
-    target, labels = _examples(target, logits, missing)
-    q = _rates(target_prior, logits.shape[1], name="target_prior")
-    direction = (log_odds(_rates(prior, logits.shape[1], name="prior")) - log_odds(q))[labels]
+    target = _with_both_answers(target, logits)
+    width = logits.shape[1]
+    q = _rates(target_prior, width, name="target_prior")
+    direction = log_odds(_rates(prior, width, name="prior")) - log_odds(q)
     if not direction.any():
         raise InputError(
             "`prior` is 1/2 for every label, or the very one to adjust to, so no tau changes any "
             "prediction; pass the shares in the training data."
         )
     with np.errstate(all="ignore"):  # infinities are meant: the decision never turns
-        turn = logits[:, labels].astype(np.float64) / direction
+        turn = logits.astype(np.float64) / direction
     turn[np.isnan(turn)] = -np.inf
     # A logit of 0 predicts nothing at τ = 0, and a rare label at every τ above.
     turn[(turn == 0) & (direction < 0)] = np.nextafter(0.0, 1.0)
@@ -202,12 +185,12 @@ def tune_multilabel(
     intervals = TauIntervals(
         lower=np.where(right_behind, turn, -np.inf).ravel(),
         upper=np.where(right_behind, np.inf, turn).ravel(),
-        target=(2 * np.arange(len(labels)) + target).ravel(),
-        num_classes=2 * len(labels),
-        importance=np.stack([1.0 - q, q], axis=1)[labels].ravel() / len(labels),
+        target=(2 * np.arange(width) + target).ravel(),
+        num_classes=2 * width,
+        importance=np.stack([1.0 - q, q], axis=1).ravel() / width,
         weight=np.ones(target.size),
     )
-    return MultilabelTauResult(**vars(tune_from_intervals(intervals, **settings)), labels=labels)
+    return MultilabelTauResult(**vars(tune_from_intervals(intervals, **settings)))
 
 
 # --- arguments --------------------------------------------------------------------------------
@@ -240,9 +223,9 @@ def _indicators(values: Any, *, name: str) -> NDArray[np.bool_]:
     return np.asarray(array == 1)
 
 
-def _refuse_probabilities(found: NDArray[Any] | None) -> None:
+def _refuse_probabilities(found: NDArray[Any]) -> None:
     """Refuse values that all lie in [0, 1]; so few may that logits do so by chance."""
-    if found is not None and found.size >= 8 and found.min() >= 0 and found.max() <= 1:
+    if found.size >= 8 and found.min() >= 0 and found.max() <= 1:
         raise InputError(
             "all `logits` lie in [0, 1], as probabilities do; take their log-odds, "
             "longtail.multilabel.log_odds(probs). Predicted labels are integers or booleans."
@@ -260,22 +243,19 @@ def _checked_logits(logits: Any) -> NDArray[Any]:
     return array
 
 
-def _examples(target: Any, other: NDArray[Any], missing: str) -> tuple[NDArray[np.bool_], IntArray]:
-    """Return the targets of the labels that can be judged, and which labels these are."""
-    target = _indicators(target, name="target")
-    if other.shape != target.shape:
+def _with_both_answers(target: Any, other: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return the targets, with examples that have each label and examples that have it not."""
+    found = _indicators(target, name="target")
+    if other.shape != found.shape:
         raise InputError(
             f"`target` must have the shape of the logits or predictions, {other.shape}; its shape "
-            f"is {target.shape}."
+            f"is {found.shape}."
         )
-    _checks.choice(missing, ("error", "skip"), name="missing")
-    both = target.any(axis=0) & ~target.all(axis=0)
+    both = found.any(axis=0) & ~found.all(axis=0)
     if not both.all():
-        which = f"label(s) {_checks.listing(np.flatnonzero(~both))}"
-        if missing == "error" or not both.any():
-            raise InputError(
-                f"every label needs examples with it and without it, but {which} occur in all "
-                f"examples or in none; hold out some of each, or pass missing='skip'."
-            )
-        _logger.warning("%s occur in all examples or in none and were left out", which)
-    return target[:, both], np.flatnonzero(both)
+        raise InputError(
+            f"every label needs examples with it and without it, but label(s) "
+            f"{_checks.listing(np.flatnonzero(~both))} occur in all examples or in none; hold out "
+            f"some of each, or leave these columns out of all arrays."
+        )
+    return found

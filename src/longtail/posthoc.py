@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -26,15 +26,11 @@ if TYPE_CHECKING:
     from longtail.margins import Margin
 
 BiasMode = Literal["scale", "keep", "drop"]
-BIAS_MODES = ("scale", "keep", "drop")
 
 # What a probability of 0 is taken for: the smallest normal float32, the same number in an exported
 # graph. Its logarithm is out of reach of any real tau, so that p = 0 never wins by adjusting.
 SMALLEST_PROB = 2.0**-126
 LOG_ZERO = math.log(SMALLEST_PROB)
-
-# Rows along each leading axis that are looked at to tell logits from probabilities.
-_FIRST = 16
 
 
 def adjust_logits(
@@ -75,8 +71,7 @@ def adjust_logits(
         array([[2.   , 1.   ],
                [0.719, 3.015]])
     """
-    logits = _logits(logits)
-    _refuse_probabilities(logits)
+    logits = _logits(logits, refuse=_checks.not_probabilities)
     _checks.prior(prior, num_classes=logits.shape[-1], shape=logits.shape)
     if trained_with is not None:
         if not hasattr(trained_with, "residual_adjustment"):
@@ -160,19 +155,11 @@ def normalize_weights(
     logits = _logits(logits)
     num_classes = logits.shape[-1]
     factor = np.exp(-_checks.tau(tau) * log_norms(norms, num_classes=num_classes))
-    # A logit of 64 is to stay below the end of float16, 65504.
-    narrow = str(logits.dtype).removeprefix("torch.") == "float16"
-    if narrow and not _compiling() and factor.max() > 1024:
-        raise InputError(
-            f"`norms` multiply logits by up to {factor.max():.4g}, which makes ordinary ones "
-            f"infinite in float16; convert them to float32 first."
-        )
     offset = checked_bias(bias, bias_mode, num_classes=num_classes)
-    if bias_mode == "scale" or offset is None:
+    if offset is None:
         return _apply(logits, operator.mul, factor)
-    if bias_mode == "drop":
-        return _apply(logits, lambda f, s, b: (f - b) * s, factor, offset)
-    return _apply(logits, lambda f, s, b: (f - b) * s + b, factor, offset)
+    kept = float(bias_mode == "keep")
+    return _apply(logits, lambda f, s, b: (f - b) * s + kept * b, factor, offset)
 
 
 def scale_temperature(logits: Any, *, temperature: float) -> Any:
@@ -189,8 +176,7 @@ def scale_temperature(logits: Any, *, temperature: float) -> Any:
         >>> scale_temperature(np.array([[2.0, 1.0]]), temperature=2.0)
         array([[1. , 0.5]])
     """
-    logits = _logits(logits)
-    _refuse_probabilities(logits)
+    logits = _logits(logits, refuse=_checks.not_probabilities)
     temperature = _checks.positive(temperature, name="temperature")
     return _apply(logits, lambda f: f / temperature)
 
@@ -227,22 +213,21 @@ def log_norms(norms: Any, *, num_classes: int) -> FloatArray:
 
 
 def checked_bias(bias: Any, bias_mode: str, *, num_classes: int) -> FloatArray | None:
-    """Return the last layer's bias in float64, which every mode but "scale" needs."""
-    _checks.choice(bias_mode, BIAS_MODES, name="bias_mode")
-    if bias is None:
-        if bias_mode != "scale":
-            raise InputError(
-                f"bias_mode={bias_mode!r} needs `bias`, the last layer's bias, shape "
-                f"({num_classes},); bias_mode='scale' does without."
-            )
+    """Return the last layer's bias in float64; None for "scale", which does without."""
+    if _checks.choice(bias_mode, get_args(BiasMode), name="bias_mode") == "scale":
         return None
+    if bias is None:
+        raise InputError(
+            f"bias_mode={bias_mode!r} needs `bias`, the last layer's bias, shape "
+            f"({num_classes},); bias_mode='scale' does without."
+        )
     array = _checks.per_class(bias, name="bias", num_classes=num_classes).astype(np.float64)
     _checks.all_finite(array, name="bias")
     return array
 
 
 def _row_priors(given: Any, shape: Any) -> Any:
-    """Return checked class frequencies of each example; `adjust_logits` scales them to sum to 1."""
+    """Return class frequencies of each example; `adjust_logits` scales them to sum to 1."""
     q = given if hasattr(given, "shape") else np.asarray(given)
     if len(q.shape) < 2:  # probabilities of all examples alike are a ClassPrior
         _checks.prior(given, name="target_prior")
@@ -250,12 +235,6 @@ def _row_priors(given: Any, shape: Any) -> Any:
         raise InputError(
             f"`target_prior` must have one row of class frequencies for each row of the logits, "
             f"shape {tuple(shape)}; its shape is {tuple(q.shape)}."
-        )
-    found = _values(q)
-    if found is not None and not np.all(found > 0):
-        raise InputError(
-            f"`target_prior` must be positive, but {found[~(found > 0)][0]:g} occurs; give classes "
-            f"that do not occur at a place a small value there."
         )
     return q
 
@@ -285,8 +264,12 @@ def _same_where_equal(values: FloatArray) -> FloatArray:
 # --- arrays of three libraries ----------------------------------------------------------------
 
 
-def _logits(logits: Any) -> Any:
-    """Return the logits as an array of the library they came in, floating point."""
+def _logits(logits: Any, refuse: Callable[[NDArray[Any]], None] | None = None) -> Any:
+    """Return the logits as an array of the library they came in, floating point.
+
+    Where values are at hand on a CPU, `refuse` is shown the first rows along each axis and raises
+    if they are no logits; of a single row, which may look so by chance, that is a warning.
+    """
     kind = type(logits).__name__
     if not hasattr(logits, "dtype"):
         logits = _checks.as_numpy(logits)
@@ -297,46 +280,28 @@ def _logits(logits: Any) -> Any:
             f"`logits` must be floating point, since the result has their dtype; "
             f"it is {logits.dtype}; convert them first, to float32 for example."
         )
-    return logits
-
-
-def _refuse_probabilities(logits: Any) -> None:
-    """Refuse rows that are probabilities, where their values are at hand.
-
-    A single row of honest logits may add up to 1 by chance: that is a warning.
-    """
-    found = _values(logits, rows=_FIRST)
-    if found is None or found.size == 0:
-        return
+    if refuse is None:
+        return logits
+    if hasattr(logits, "new_tensor"):
+        torch: Any = sys.modules["torch"]
+        # Subclasses such as DTensor may have to ask other processes.
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if traced or type(logits) not in (torch.Tensor, torch.nn.Parameter):
+            return logits
     try:
-        _checks.not_probabilities(found, hint=_checks.TAKE_LOG)
+        if "cpu" not in str(device(logits)).lower():
+            return logits
+        found = _checks.as_numpy(logits[(slice(16),) * (logits.ndim - 1)])
+    except (RuntimeError, TypeError, AttributeError):  # vmap, grad and jit have no values to show
+        return logits
+    try:
+        if found.size:
+            refuse(found.reshape(-1, logits.shape[-1]))
     except InputError as error:
-        if len(found) > 1:
+        if found.size > logits.shape[-1]:
             raise
         warnings.warn(str(error), stacklevel=3)
-
-
-def _values(array: Any, rows: int | None = None) -> NDArray[Any] | None:
-    """Return the rows (the first ones along each axis) if they are at hand on a CPU, else None."""
-    if hasattr(array, "new_tensor"):
-        import torch
-
-        # Subclasses such as DTensor may have to ask other processes.
-        if _compiling() or type(array) not in (torch.Tensor, torch.nn.Parameter):
-            return None
-    try:
-        if "cpu" not in str(device(array)).lower():
-            return None
-        found = _checks.as_numpy(array[(slice(rows),) * (array.ndim - 1)])
-    except (RuntimeError, TypeError, AttributeError):  # vmap, grad and jit have no values to show
-        return None
-    return found.reshape(-1, array.shape[-1])
-
-
-def _compiling() -> bool:
-    """Return whether torch records this call, so that nothing may depend on values."""
-    torch = sys.modules.get("torch")
-    return torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing())
+    return logits
 
 
 def _apply(logits: Any, formula: Callable[..., Any], *vectors: Any) -> Any:
@@ -379,14 +344,10 @@ def adjusted_twice(
 
     Args:
         model: the Margin of the training loss; or a fitted classifier with scikit-learn's
-            interface, alone or in pipelines, searches and ensembles; or a clause that says how a
-            model favours rare classes, such as "the model has an adjustment baked in".
+            interface; or a clause, such as "the model has an adjustment baked in".
         prior: π of the training labels, which is to be adjusted by.
         tau: τ; below 0.5 nothing is said.
         elsewhere: True if a target prior or costs are asked for instead of the balanced error.
-
-    Returns:
-        A sentence for an AdjustedTwiceWarning.
 
     Examples:
         >>> from longtail import margins
@@ -433,11 +394,7 @@ def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
         Σ r_y ρ_y / Σ ρ_y²,   ρ = −log π less its mean
 
     It is 1 after the softmax (and for a uniform prior), 0 after a consistent loss, negative where
-    a loss goes beyond that.
-
-    Args:
-        residual: r, what is left to add to the logits, see `Margin.residual_adjustment`.
-        prior: π, of the training data.
+    a loss goes beyond that; r is what `Margin.residual_adjustment` leaves to add to the logits.
 
     Examples:
         >>> prior = ClassPrior.from_probs([0.9, 0.1])
@@ -458,13 +415,23 @@ def leaves_little(residual: FloatArray, prior: ClassPrior, *, tau: float = 1.0) 
     return tau_left(residual, prior) < 0.4999 * min(tau, 1.0)
 
 
+# Fitted attributes that hold what makes the predictions of an ensemble; else `best_estimator_`.
+_DECIDING = {
+    "FrozenEstimator": "estimator",
+    "StackingClassifier": "final_estimator_",
+    "VotingClassifier": "estimators_",
+    "BaggingClassifier": "estimators_",
+}
+
+
 def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]:
     """Yield what a fitted classifier does for rare classes itself, and what to do instead."""
-    name = type(model).__name__
-    for _, step in getattr(model, "steps", ()):
+    name, steps = type(model).__name__, [step for _, step in getattr(model, "steps", ())]
+    for step in steps:
         if hasattr(step, "fit_resample"):
             yield f"{type(step).__name__} resamples the classes", "leave it out"
-    for part in _deciding(model):
+    held = getattr(model, _DECIDING.get(name, "best_estimator_"), steps[-1:])
+    for part in held if isinstance(held, list) else [held]:
         yield from _own_corrections(part, prior)
     if np.ptp(getattr(model, "adjustment_", 0.0)) > 0:
         yield f"{name} is adjusted already", "adjust once"
@@ -489,18 +456,3 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
         if np.shape(given) == prior.probs.shape and tau_left(-np.log(given), prior) < 0.75:
             told = f"{name} is told more even class frequencies ({setting})"
             yield told, f"leave {setting} out, or adjust by the same prior"
-
-
-def _deciding(model: Any) -> list[Any]:
-    """Return the fitted parts of a pipeline, search or ensemble that make its predictions."""
-    name = type(model).__name__
-    if hasattr(model, "steps"):
-        return [model.steps[-1][1]]
-    if hasattr(model, "best_estimator_"):
-        return [model.best_estimator_]
-    if name == "VotingClassifier":
-        return list(model.estimators_)
-    if name == "BaggingClassifier":
-        return list(model.estimators_[:1])  # all are alike
-    part = {"FrozenEstimator": "estimator", "StackingClassifier": "final_estimator_"}.get(name)
-    return [getattr(model, part)] if part else []

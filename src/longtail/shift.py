@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from scipy.special import chdtrc
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.metrics import row_slices, score_columns, softmax_rows
+from longtail.metrics import softmax_rows
 from longtail.priors import ClassPrior
 
 # EM stops when the mean log-likelihood is provably this near to its maximum, or after so many
@@ -46,14 +46,12 @@ class ShiftEstimate:
         shifted: whether the target differs from π by more than chance (`p_value` below
             `significance`); True without a test.
         strength: share of the estimated change that is kept, 1 − df / statistic, in [0, 1].
-        statistic: likelihood-ratio (EM) or Wald (BBSE) statistic of "no shift".
-        df: its degrees of freedom.
+        statistic: likelihood-ratio (EM) or Pearson (BBSE) statistic of "no shift".
+        df: its degrees of freedom, which need not be whole (BBSE).
         p_value: probability of such a statistic without a shift.
         method: "em" or "bbse".
         num_examples: target examples.
-        iterations: passes over the target data (EM).
         converged: whether the estimate meets its tolerance.
-        condition: condition number of the confusion matrix (BBSE), else None.
         interval: bootstrap interval of each class's frequency, shape (num_classes, 2), where a
             `confidence` was asked for, else None.
         confidence: of the intervals, each by itself.
@@ -70,20 +68,13 @@ class ShiftEstimate:
     shifted: bool
     strength: float
     statistic: float
-    df: int
+    df: float
     p_value: float
     method: str
     num_examples: int
-    iterations: int
     converged: bool
-    condition: float | None = None
     interval: FloatArray | None = None
     confidence: float | None = None
-
-    @property
-    def weights(self) -> FloatArray:
-        """Frequency of each class in the target relative to training, probs / π."""
-        return np.asarray(self.probs / self.source.probs)
 
     @property
     def total_variation(self) -> float:
@@ -124,10 +115,11 @@ def estimate_prior(
     "bbse" solves A q = m over the simplex by least squares, with m the mean target prediction
     and A_jk the mean prediction of j on held-out examples of class k. It needs no calibration.
 
-    "No shift" is tested: for EM by the likelihood ratio against q = π, for BBSE by a χ² test of m
-    against A π. Unless that rejects, `.prior` is the training prior itself; if it does, only the
-    share 1 − df / statistic of the change is kept (positive-part James-Stein), since the estimate
-    of many rare classes is mostly noise. `.probs` is the estimate without that.
+    "No shift" is tested: for EM by the likelihood ratio against q = π, for BBSE by Pearson's χ² of
+    m against A π, corrected for its covariance (Rao and Scott 1981). Unless that rejects, `.prior`
+    is the training prior itself; if it does, only the share 1 − df / statistic of the change is
+    kept (positive-part James-Stein), since the estimate of many rare classes is mostly noise.
+    `.probs` is the estimate without that.
 
     Args:
         probs: predicted probabilities on the target, shape (examples, num_classes); may be a
@@ -158,34 +150,40 @@ def estimate_prior(
         True
     """
     _checks.choice(method, ("em", "bbse"), name="method")
-    given = score_columns(probs, "probs")
-    _checks.prior(prior, num_classes=given.shape[1], shape=given.shape, of="probs")
+    given = _checks.columns(probs, name="probs", pi=prior)
     if significance is not None:
         significance = _checks.fraction(significance, name="significance")
     if confidence is not None:
         confidence = _checks.fraction(confidence, name="confidence", below_one=True)
-    random = np.random.default_rng(random_state)
+    random, replicates = np.random.default_rng(random_state), None
+    mean = _mean_prediction(given, "probs")
     if method == "em":
         if source_probs is not None or source_target is not None:
             raise InputError("method='em' takes no held-out data; leave them out, or use 'bbse'.")
-        _mean_prediction(given, "probs")
         found = _by_em(given, prior)
         if confidence is not None:
             replicates = _em_replicates(given, prior, found["probs"], random)
     else:
-        source, target = _held_out(source_probs, source_target, width=prior.num_classes)
-        found = _by_bbse(given, prior, source, target)
+        if source_probs is None or source_target is None:
+            raise InputError(
+                "method='bbse' needs `source_probs` and `source_target`, predictions and labels of "
+                "held-out examples; without them use method='em'."
+            )
+        source, target, _ = _checks.examples(
+            source_probs, source_target, name="source_probs", pi=prior
+        )
+        found = _by_bbse(given, mean, prior, source, target)
         if confidence is not None:
             replicates = _bbse_replicates(given, source, target, random)
 
-    found["p_value"] = float(chdtrc(found["df"], found["statistic"])) if found["df"] else 1.0
+    found["p_value"] = float(chdtrc(found["df"], found["statistic"]))
     shifted = significance is None or found["p_value"] < significance
     strength, kept = 0.0, prior
     if shifted and found["statistic"] > found["df"]:
         strength = 1.0 - found["df"] / found["statistic"]
         mixed = prior.probs + strength * (found["probs"] - prior.probs)
         kept = ClassPrior.from_probs(mixed / mixed.sum())
-    if confidence is not None:
+    if replicates is not None and confidence is not None:
         ends = (0.5 - 0.5 * confidence, 0.5 + 0.5 * confidence)
         found["interval"] = np.quantile(replicates, ends, axis=0).T
     return ShiftEstimate(
@@ -215,7 +213,7 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
         >>> effective_prior([[0.9, 0.1], [0.5, 0.5]])
         ClassPrior(num_classes=2, imbalance_ratio=2.33333, probs=[0.7, 0.3])
     """
-    given = score_columns(probs, "probs")
+    given = _checks.columns(probs, name="probs")
     smoothing = _checks.not_negative(smoothing, name="smoothing")
     totals = _mean_prediction(given, "probs") * len(given) + smoothing
     empty = np.flatnonzero(totals == 0)
@@ -228,28 +226,41 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
 
 
 def _mean_prediction(probs: NDArray[Any], name: str) -> FloatArray:
-    """Check probabilities; return their mean row."""
+    """Return the mean row of probabilities, checked on the way."""
     total = np.zeros(probs.shape[1])
-    for rows in row_slices(probs):
-        chunk = probs[rows]
-        _checks.probability_rows(
-            chunk, name=name, first_row=rows.start, hint="apply a softmax first"
-        )
+    hint = "apply a softmax first"
+    for _, chunk in _checks.chunks(probs, kind="probs", name=name, hint=hint):
         total += chunk.sum(axis=0, dtype=np.float64)
     return total / len(probs)
+
+
+def _chunks(array: NDArray[Any]) -> Iterator[tuple[slice, FloatArray]]:
+    """Yield consecutive rows of a checked array in float64, and where they are."""
+    for rows, chunk in _checks.chunks(array, kind=None):
+        yield rows, chunk.astype(np.float64, copy=False)
 
 
 # --- EM ---------------------------------------------------------------------------------------
 
 
 def _by_em(probs: NDArray[Any], prior: ClassPrior) -> dict[str, Any]:
-    """Maximum likelihood by EM, extrapolated (Varadhan and Roland 2008) but never downhill."""
+    """Maximise the likelihood by EM, extrapolated (Varadhan and Roland 2008) but never downhill."""
+
+    def look(q: FloatArray) -> tuple[float, FloatArray]:
+        """Return Σ_i log s_i, s_i = Σ_k (q_k / π_k) p_ik, and the factors of a step of EM."""
+        height, pull = 0.0, np.zeros(len(q))
+        for _, chunk in _chunks(probs):
+            mixed = chunk @ (q / prior.probs)
+            height += float(np.log(mixed).sum())
+            pull += (1.0 / mixed) @ chunk
+        return height, pull / prior.probs / len(probs)
+
     q, longest, passes = prior.probs, 4.0, 1
-    start = height, factors = _look(probs, prior, q)
+    start = height, factors = look(q)
     # The mean log-likelihood is concave, and this bounds its distance from the maximum.
     while factors.max() - 1.0 > _TOLERANCE and passes < _MAX_PASSES:
         first = _scaled(q * factors)
-        first_height, first_factors = _look(probs, prior, first)
+        first_height, first_factors = look(first)
         second, passes = _scaled(first * first_factors), passes + 1
         if first_factors.max() - 1.0 <= _TOLERANCE or passes >= _MAX_PASSES:
             q, height, factors = first, first_height, first_factors
@@ -260,7 +271,7 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior) -> dict[str, Any]:
         length = min(max(length, 1.0), longest)
         # Inside the simplex: no class falls below a hundredth of what EM gives it.
         q = _scaled(np.maximum(q + 2.0 * length * change + length**2 * bend, 0.01 * second))
-        (height, factors), passes = _look(probs, prior, q), passes + 1
+        (height, factors), passes = look(q), passes + 1
         if height < first_height:
             q, height, factors = first, first_height, first_factors
             longest = max(4.0, 0.5 * length)
@@ -276,32 +287,17 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior) -> dict[str, Any]:
         # estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
         statistic /= 1.0 + len(probs) / float(prior.sample.sum())
     found = {"probs": q, "statistic": statistic, "df": prior.num_classes - 1}
-    return {**found, "iterations": passes, "converged": bool(above <= _TOLERANCE)}
+    return {**found, "converged": bool(above <= _TOLERANCE)}
 
 
 def _scaled(q: FloatArray) -> FloatArray:
     return np.asarray(q / q.sum())
 
 
-def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> tuple[float, FloatArray]:
-    """Σ_i log s_i, and the factors by which EM multiplies q: mean_i p_ik / (π_k s_i).
-
-    Here s_i = Σ_k (q_k / π_k) p_ik.
-    """
-    ratio = q / prior.probs
-    height, pull = 0.0, np.zeros(len(q))
-    for rows in row_slices(probs):
-        chunk = probs[rows].astype(np.float64, copy=False)
-        mixed = chunk @ ratio
-        height += float(np.log(mixed).sum())
-        pull += (1.0 / mixed) @ chunk
-    return height, pull / prior.probs / len(probs)
-
-
 def _em_replicates(
     probs: NDArray[Any], prior: ClassPrior, q: FloatArray, random: np.random.Generator
 ) -> FloatArray:
-    """Bootstrap replicates of the estimate, from the likelihood's quadratic at q.
+    """Return bootstrap replicates of the estimate, from the likelihood's quadratic at q.
 
     Σ_i w_i log Σ_k q_k p_ik/π_k − q_k Σ_i w_i, with weights w of resampled examples, is largest
     over all q ≥ 0 where Σ q = 1. Its gradient is taken with the weights, its Hessian without.
@@ -310,8 +306,8 @@ def _em_replicates(
 
     size = len(q)
     slopes, curvature = np.zeros((_REPLICATES, size)), 1e-9 * len(probs) * np.eye(size)
-    for rows in row_slices(probs):
-        ratio = probs[rows].astype(np.float64) / prior.probs
+    for _, chunk in _chunks(probs):
+        ratio = chunk / prior.probs
         ratio /= (ratio @ q)[:, None]
         slopes += random.poisson(1.0, (_REPLICATES, len(ratio))) @ (ratio - 1.0)
         curvature += ratio.T @ ratio
@@ -329,36 +325,21 @@ def _em_replicates(
 # --- BBSE -------------------------------------------------------------------------------------
 
 
-def _held_out(probs: Any, target: Any, *, width: int) -> tuple[NDArray[Any], IntArray]:
-    """Check held-out predictions and labels."""
-    if probs is None or target is None:
-        raise InputError(
-            "method='bbse' needs `source_probs` and `source_target`, predictions and labels of "
-            "held-out examples; without them use method='em'."
-        )
-    source = score_columns(probs, "source_probs")
-    if source.shape[1] != width:
-        raise InputError(
-            f"`source_probs` must have as many columns as `probs`, {width}; its shape is "
-            f"{source.shape}."
-        )
-    _mean_prediction(source, "source_probs")
-    target = _checks.labels(target, name="source_target", num_classes=width)
-    _checks.same_length(source, target, name="source_probs")
-    counts = np.bincount(target, minlength=width)
-    if not counts.all():
-        raise InputError(
-            f"method='bbse' needs held-out examples of every class, but `source_target` has none "
-            f"of {_checks.listing(np.flatnonzero(counts == 0))}; use method='em'."
-        )
-    return source, target
-
-
 def _by_bbse(
-    probs: NDArray[Any], prior: ClassPrior, source: NDArray[Any], target: IntArray
+    probs: NDArray[Any],
+    mean: FloatArray,
+    prior: ClassPrior,
+    source: NDArray[Any],
+    target: IntArray,
 ) -> dict[str, Any]:
     """Solve A q = m, and compare m with A π."""
-    mean = _mean_prediction(probs, "probs")
+    empty = np.flatnonzero(np.bincount(target, minlength=prior.num_classes) == 0)
+    if len(empty):
+        raise InputError(
+            f"method='bbse' needs held-out examples of every class, but `source_target` has none "
+            f"of {_checks.listing(empty)}; use method='em'."
+        )
+    _mean_prediction(source, "source_probs")
     matrix = _class_means(source, target, np.ones(len(target)))
     condition = float(np.linalg.cond(matrix))
     if not condition < 1.0 / math.sqrt(np.finfo(np.float64).eps):  # beyond it q is rounding noise
@@ -369,16 +350,16 @@ def _by_bbse(
         )
     statistic, df = _no_shift(matrix, mean, source, target, probs, prior)
     found = {"probs": _simplex_solve(matrix, mean), "statistic": statistic, "df": df}
-    return {**found, "iterations": 0, "converged": True, "condition": condition}
+    return {**found, "converged": True}
 
 
 def _bbse_replicates(
     probs: NDArray[Any], source: NDArray[Any], target: IntArray, random: np.random.Generator
 ) -> FloatArray:
-    """Bootstrap replicates of the estimate: target examples, and held-out ones of each class."""
+    """Return bootstrap replicates of the estimate: target examples, and held-out ones by class."""
     means = np.zeros((_REPLICATES, probs.shape[1]))
-    for rows in row_slices(probs):
-        means += random.poisson(1.0, (_REPLICATES, rows.stop - rows.start)) @ probs[rows]
+    for _, chunk in _chunks(probs):
+        means += random.poisson(1.0, (_REPLICATES, len(chunk))) @ chunk
     means /= means.sum(axis=1, keepdims=True)
     # (A class keeps a positive weight, however few examples it has.)
     weights = (random.exponential(size=len(target)) for _ in means)
@@ -387,20 +368,19 @@ def _bbse_replicates(
 
 
 def _class_means(probs: NDArray[Any], target: IntArray, weight: FloatArray) -> FloatArray:
-    """A, shape (num_classes, num_classes): column k is the mean prediction on class k."""
+    """Return A, shape (num_classes, num_classes): column k is the mean prediction on class k."""
     from scipy.sparse import csr_array
 
     width = probs.shape[1]
     totals = np.zeros((width, width))
-    for rows in row_slices(probs):
-        size = rows.stop - rows.start
-        members = csr_array((weight[rows], (target[rows], np.arange(size))), shape=(width, size))
-        totals += members @ probs[rows].astype(np.float64, copy=False)
+    for rows, chunk in _chunks(probs):
+        places, shape = (target[rows], np.arange(len(chunk))), (width, len(chunk))
+        totals += csr_array((weight[rows], places), shape=shape) @ chunk
     return np.asarray(totals.T / np.bincount(target, weights=weight, minlength=width))
 
 
 def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
-    """The q ≥ 0 with Σ q = 1 that minimises ‖A q − m‖."""
+    """Return the q ≥ 0 with Σ q = 1 that minimises ‖A q − m‖."""
     from scipy.optimize import nnls
 
     q = np.linalg.solve(matrix, mean)
@@ -413,12 +393,6 @@ def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
     return np.asarray(x / x.sum())
 
 
-# --- BBSE's test of "no shift" ----------------------------------------------------------------
-
-# The χ² approximation needs cells that rest on the equivalent of some twenty examples, and a
-# covariance that rests on several times as many as there are cells.
-_EXAMPLES_PER_CELL = 20.0
-_FREEDOM_PER_CELL = 10.0
 # Examples that a held-out class borrows from all for its covariance, as one with few must not look
 # free of noise. Their spread is mostly between classes: more would drown that within a class.
 _STAND_INS = 4.0
@@ -431,10 +405,12 @@ def _no_shift(
     source_target: IntArray,
     given: NDArray[Any],
     prior: ClassPrior,
-) -> tuple[float, int]:
-    """Wald statistic of m = A π, and its degrees of freedom, 0 if nothing can be compared.
+) -> tuple[float, float]:
+    """Return Pearson's Σ_j (m_j − e_j)² / e_j with e = A π, scaled to a χ², and its df.
 
-    The noise is that of the target's mean, of each held-out class's mean, and of the prior's own
+    With V the covariance of m − e and D = diag(1 / e) its mean is tr(D V) and its variance
+    2 tr((D V)²), those of a χ² with df = tr(D V)² / tr((D V)²) times a factor (Satterthwaite). V
+    has the noise of the target's mean, of each held-out class's mean, and of the prior's own
     counts, with a covariance taken from source and target together.
     """
     pi, size = prior.probs, len(given)
@@ -453,84 +429,20 @@ def _no_shift(
     if prior.sample is not None:
         noise += (apart * pi) @ apart.T / float(prior.sample.sum())
 
-    # Satterthwaite's degrees of freedom: the target's part of the noise rests on all examples, the
-    # rest on each held-out class's own, which count by half as predictions are skewed.
-    freedom, whole = held + size, np.trace(noise)
-    if whole > 0.0:
-        own = 0.5 * float(share.sum()) ** 2 / float((share**2 / counts).sum())
-        part = np.trace(overall) / size / whole
-        freedom = 1.0 / (part**2 / freedom + (1.0 - part) ** 2 / own)
-    level = (held * expected + size * mean) / (held + size)
-    cells, rare = _cells(pi, level, noise, freedom)
-    gap, noise, level = cells @ gap, cells @ noise @ cells.T, cells @ level
-    # Below this it is rounding: a class whose probability never varies.
-    varies = np.diag(noise) > (1e-12 * level) ** 2
-    height = float(level[-1])
-    if rare and height > 0.0:
-        # What is left of rare classes may rest on less than an example, whose distribution is
-        # far from normal. It counts as uncertain by one example more on either side.
-        jump = float(cells[-1] @ overall @ cells[-1]) / height + height
-        noise[-1, -1] += (jump * (1.0 / size + 1.0 / held)) ** 2
-    return _wald(gap[varies], noise[np.ix_(varies, varies)], freedom)
+    relative = noise / expected
+    first, second = float(np.trace(relative)), float((relative * relative.T).sum())
+    return float((gap**2 / expected).sum()) * first / second, first**2 / second
 
 
 def _scatter(
     predictions: NDArray[Any], center: FloatArray, weight: FloatArray | None = None
 ) -> FloatArray:
-    """Σ_i w_i (p_i − c)(p_i − c)ᵀ, with w = 1 if absent."""
+    """Return Σ_i w_i (p_i − c)(p_i − c)ᵀ, with w = 1 if absent."""
     total = np.zeros((len(center), len(center)))
-    for rows in row_slices(predictions):
-        apart = predictions[rows] - center
+    for rows, chunk in _chunks(predictions):
+        apart = chunk - center
         total += apart.T @ (apart if weight is None else apart * weight[rows, None])
     return total
-
-
-def _cells(
-    pi: FloatArray, level: FloatArray, noise: FloatArray, freedom: float
-) -> tuple[FloatArray, bool]:
-    """Rows that add up classes to be compared, and whether the last one rests on too little.
-
-    Cells are runs of classes in the order of π, no more than the covariance can carry. A cell C is
-    complete once (Σ_{k∈C} level_k)² / Σ_{j,k∈C} noise_jk, the examples that it rests on, is large
-    enough. The first follows from the others, as the mean predictions sum to 1, and is left out.
-    """
-    order = np.argsort(-pi, kind="stable")
-    level, noise = level[order], noise[np.ix_(order, order)]
-    starts, height, variance = [0], 0.0, 0.0
-    for k in range(len(level)):
-        height += level[k]
-        variance += noise[k, k] + 2.0 * noise[k, starts[-1] : k].sum()
-        if height > 0.0 and height**2 > _EXAMPLES_PER_CELL * variance:
-            starts.append(k + 1)
-            height, variance = 0.0, 0.0
-    rare = starts[-1] < len(level)
-    starts = starts if rare else starts[:-1]
-    most = max(2, int(freedom / _FREEDOM_PER_CELL))
-    if len(starts) > most:
-        starts = [starts[i * len(starts) // most] for i in range(most)]
-    if len(starts) - rare < 2:
-        # Two cells, of which the less certain is as certain as can be. They sum to 1, so their
-        # noise is the same; less than the bound is rounding.
-        heights = np.cumsum(level)[:-1]
-        variances = np.diag(noise.cumsum(axis=0).cumsum(axis=1))[:-1]
-        worth = np.minimum(heights, 1.0 - heights) ** 2 / np.maximum(variances, 1e-24)
-        starts, rare = [0, int(np.argmax(worth)) + 1], True
-    return np.add.reduceat(np.eye(len(pi))[order], starts, axis=0)[1:], rare
-
-
-def _wald(gap: FloatArray, noise: FloatArray, freedom: float) -> tuple[float, int]:
-    """gapᵀ noise⁻¹ gap over the directions that have noise, and how many these are."""
-    if len(gap) == 0:
-        return 0.0, 0
-    # As correlations: the variances of common and rare classes differ by orders of magnitude.
-    scale = np.sqrt(np.diag(noise))
-    values, vectors = np.linalg.eigh(noise / np.outer(scale, scale))
-    kept = values > 1e-10 * values[-1]
-    along = (vectors.T @ (gap / scale))[kept]
-    df = int(kept.sum())
-    # As in Hotelling's T², for a covariance that is itself an estimate.
-    factor = max(freedom - df + 1.0, 1.0) / max(freedom, 1.0)
-    return float(np.sum(along**2 / values[kept]) * min(factor, 1.0)), df
 
 
 # --- calibration ------------------------------------------------------------------------------
@@ -547,7 +459,6 @@ class BiasCorrectedTemperature:
             refer to: their mean over those examples is exactly this.
         log_loss_before: mean log-loss on the held-out examples as they came.
         log_loss: the same after calibration.
-        iterations: of L-BFGS.
         converged: whether L-BFGS met its tolerance.
     """
 
@@ -556,7 +467,6 @@ class BiasCorrectedTemperature:
     prior: ClassPrior
     log_loss_before: float
     log_loss: float
-    iterations: int
     converged: bool
 
     def adjust(self, logits: Any) -> NDArray[Any]:
@@ -568,12 +478,9 @@ class BiasCorrectedTemperature:
         return self._by_chunk(logits, lambda scores: softmax_rows(scores)[0])
 
     def _by_chunk(self, logits: Any, finish: Callable[[Any], Any]) -> NDArray[Any]:
-        given = score_columns(logits, "logits")
-        _checks.prior(self.prior, num_classes=given.shape[1], shape=given.shape)
+        given = _checks.columns(logits, pi=self.prior)
         out = np.empty(given.shape, given.dtype if given.dtype.kind == "f" else np.float64)
-        for rows in row_slices(given):
-            chunk = given[rows]
-            _checks.all_finite(chunk, name="logits", first_row=rows.start)
+        for rows, chunk in _checks.chunks(given, kind="scores", name="logits"):
             out[rows] = finish(chunk * (1.0 / self.temperature) + self.bias)
         return out
 
@@ -609,10 +516,8 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
     """
     from scipy.optimize import minimize
 
-    given = score_columns(logits, "logits")
+    given, target, _ = _checks.examples(logits, target, names=True)
     width = given.shape[1]
-    target = _checks.labels(target, num_classes=width, names=True)
-    _checks.same_length(given, target)
     counts = np.bincount(target, minlength=width).astype(np.float64)
     if not counts.all():
         raise InputError(
@@ -620,13 +525,8 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
             f"{_checks.listing(np.flatnonzero(counts == 0))} have none, so their bias has no "
             f"finite optimum; fit a plain temperature, or hold out examples of every class."
         )
-    square = 0.0
-    for rows in row_slices(given):
-        chunk = given[rows]
-        _checks.all_finite(chunk, name="logits", first_row=rows.start)
-        if rows.start == 0:
-            _checks.not_probabilities(chunk, hint="take longtail.posthoc.log_probs(probs)")
-        square += float(chunk.var(axis=1, dtype=np.float64).sum())
+    chunks = _checks.chunks(given)
+    square = sum(float(chunk.var(axis=1, dtype=np.float64).sum()) for _, chunk in chunks)
     # Variables of like curvature make L-BFGS quick: 1/T in units of the logits' spread, and each
     # bias in units of one over the root of its class's frequency.
     units = np.append(np.sqrt(square / len(target)) or 1.0, np.sqrt(counts / len(target)))
@@ -634,9 +534,8 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
     def log_loss(x: FloatArray) -> tuple[float, FloatArray]:
         slope, bias = float(x[0] / units[0]), x[1:] / units[1:]
         loss, by_slope, by_bias = 0.0, 0.0, -counts
-        for rows in row_slices(given):
-            chunk = given[rows].astype(np.float64, copy=False)
-            labels, order = target[rows], np.arange(rows.stop - rows.start)
+        for rows, chunk in _chunks(given):
+            labels, order = target[rows], np.arange(len(chunk))
             scores = chunk * slope + bias
             lead = scores.max(axis=1) - scores[order, labels]
             probs, log_sum, _ = softmax_rows(scores)
@@ -668,6 +567,5 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
         prior=ClassPrior.from_labels(target, num_classes=width),
         log_loss_before=log_loss(start)[0],
         log_loss=float(result.fun),
-        iterations=int(result.nit),
         converged=bool(result.success),
     )

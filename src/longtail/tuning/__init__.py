@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.priors import ClassPrior
+from longtail.tuning._calibration import SampledCurve as SampledCurve
+from longtail.tuning._calibration import fit_temperature as fit_temperature
+from longtail.tuning._calibration import tune_by_calibration
 from longtail.tuning._exact import TauCurve as TauCurve
 from longtail.tuning._exact import TauIntervals as TauIntervals
 from longtail.tuning._exact import bootstrap_taus
-
-if TYPE_CHECKING:
-    from longtail.tuning._calibration import SampledCurve as SampledCurve
-    from longtail.tuning._calibration import fit_temperature as fit_temperature
 
 Criterion = Literal["balanced_error", "log_loss", "squared_error", "ece", "sharpness"]
 Select = Literal["bootstrap", "minimum"]
@@ -34,14 +33,6 @@ _LEAST_REPLICATES = 40
 # In effect; fewer are few. What the interval holds on either side of it is simulated by
 # benchmarks/bench_coverage.py.
 ENOUGH_TO_DECIDE = 100
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("SampledCurve", "fit_temperature"):  # scipy.optimize takes a while to import
-        from longtail.tuning import _calibration
-
-        return getattr(_calibration, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,21 +161,11 @@ class TauResult:
         Args:
             class_names: one for each class, in the order of the logits' columns; their numbers if
                 absent.
-
-        Examples:
-            >>> noise = np.random.default_rng(0).normal(size=(30, 2))
-            >>> target = np.repeat([0, 1], [20, 10])
-            >>> prior = ClassPrior.from_counts([90, 10])
-            >>> result = tune_tau(noise + np.eye(2)[target], target, prior)
-            >>> result.describe(class_names=["cat", "dog"]).splitlines()[4]
-            '  30 held-out examples of 2 classes, fewest 10 (class dog)'
         """
-        counts = self.counts
+        counts, fewest = self.counts, int(np.argmin(self.counts))
         names: Sequence[Any] = range(len(counts)) if class_names is None else class_names
-        method = self.method.replace("_", " ")
-        if self.bias_mode is not None:
-            method += f", bias_mode={self.bias_mode!r}"
-        lines = [f"tau = {self.tau:.4g} ({method})"]
+        mode = "" if self.bias_mode is None else f", bias_mode={self.bias_mode!r}"
+        lines = [f"tau = {self.tau:.4g} ({self.method.replace('_', ' ')}{mode})"]
         if self.confidence is not None:
             low, high = self.confidence
             lines.append(f"{self.confidence_level:.0%} bootstrap interval {low:.4g} to {high:.4g}")
@@ -195,15 +176,13 @@ class TauResult:
         others = [f"{self.error_at(tau):.4g} at tau = {tau:g}" for tau in self._landmarks()]
         if others:
             lines.append(", ".join(others))
-        fewest = int(np.argmin(counts))
         lines.append(
             f"{int(counts.sum())} held-out examples of {len(counts)} classes, "
             f"fewest {int(counts[fewest])} (class {names[fewest]})"
         )
-        missing = np.flatnonzero(counts == 0)
-        if len(missing) and self.criterion == "balanced_error":
-            which = f"class(es) {_checks.listing(names[k] for k in missing.tolist())}"
-            lines.append(f"{which} have none: the nearest in size counts for them too")
+        if not counts[fewest] and self.criterion == "balanced_error":
+            missing = _checks.listing(names[k] for k in np.flatnonzero(counts == 0).tolist())
+            lines.append(f"class(es) {missing} have none: the nearest in size counts for them too")
         if self.confidence is not None and self.few_decide:
             number = f"{self.deciding_examples:.0f}"
             lines.append(f"in effect {number} of them decide: the interval is likely too narrow")
@@ -309,26 +288,28 @@ def tune_tau(
             "prediction; if the held-out data are balanced and the training data were not, pass "
             "ClassPrior.from_counts(...) of the latter."
         )
-    settings: Any = {"bounds": bounds, "confidence": confidence}
-    settings |= {"n_bootstrap": n_bootstrap, "random_state": random_state}
     aim: Any = {"target_prior": target_prior, "costs": costs}
-    if _checks.choice(criterion, get_args(Criterion), name="criterion") != "balanced_error":
-        unused = aim | {"missing": None if missing == "error" else missing}
-        for name, value in unused.items():
-            if value is not None:
-                raise InputError(
-                    f"`{name}` has no part in criterion={criterion!r}, which evaluates "
-                    f"softmax(f / tau) on held-out data; leave it out, or use "
-                    f"criterion='balanced_error'."
-                )
-        from longtail.tuning._calibration import tune_by_calibration
-
-        return tune_by_calibration(logits, target, prior, sample_weight, criterion, **settings)
-    _checks.choice(missing, get_args(Missing), name="missing")
-    parts = TauIntervals.from_logits(logits, target, prior, sample_weight=sample_weight, **aim)
-    if missing == "nearest":
-        parts = parts.with_stand_ins(prior)
-    return tune_from_intervals(parts, select=select, **settings)
+    if _checks.choice(criterion, get_args(Criterion), name="criterion") == "balanced_error":
+        _checks.choice(missing, get_args(Missing), name="missing")
+        parts = TauIntervals.from_logits(logits, target, prior, sample_weight=sample_weight, **aim)
+        return tune_from_intervals(
+            parts.with_stand_ins(prior) if missing == "nearest" else parts,
+            select=select,
+            bounds=bounds,
+            confidence=confidence,
+            n_bootstrap=n_bootstrap,
+            random_state=random_state,
+        )
+    if missing != "error" or any(value is not None for value in aim.values()):
+        raise InputError(
+            f"`target_prior`, `costs` and `missing` have no part in criterion={criterion!r}, which "
+            f"evaluates softmax(f / tau) on held-out data; leave them out, or use "
+            f"criterion='balanced_error'."
+        )
+    bounds, rng = _checked_search(bounds, confidence, n_bootstrap, random_state)
+    data = logits, target, prior, sample_weight
+    found = tune_by_calibration(*data, criterion, bounds, n_bootstrap, rng)
+    return TauResult(bounds=bounds, confidence_level=confidence, criterion=criterion, **found)
 
 
 def tune_normalization(
@@ -395,7 +376,7 @@ def tune_from_intervals(
         (0.68..., 0.72...)
     """
     _checks.choice(select, SELECT, name="select")
-    bounds, rng = checked_search(bounds, confidence, n_bootstrap, random_state)
+    bounds, rng = _checked_search(bounds, confidence, n_bootstrap, random_state)
     curve = TauCurve(intervals, bounds=bounds)
     tau, interval = curve.minimizer()
     replicates = max(n_bootstrap, _LEAST_REPLICATES) if select == "bootstrap" else n_bootstrap
@@ -417,7 +398,7 @@ def tune_from_intervals(
     )
 
 
-def checked_search(
+def _checked_search(
     bounds: Any, confidence: Any, n_bootstrap: Any, random_state: Any
 ) -> tuple[tuple[float, float], np.random.Generator]:
     """Return checked bounds and the generator of the draws."""

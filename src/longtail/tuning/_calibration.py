@@ -13,15 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, sparse
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.metrics import bin_of, row_slices
+from longtail.metrics import bin_of
 from longtail.posthoc import LOG_ZERO
 from longtail.priors import ClassPrior
-from longtail.tuning import TauResult, checked_search
-from longtail.tuning._exact import checked_examples, normal_noise
+from longtail.tuning._exact import normal_noise
 
 # Checked logits, labels and weights.
 HeldOut = tuple[NDArray[Any], IntArray, FloatArray]
@@ -81,7 +79,92 @@ class SampledCurve:
         return taus, self(taus)
 
 
-# ------------------------------------------------------------------ held-out examples
+def tune_by_calibration(
+    logits: Any,
+    target: Any,
+    prior: ClassPrior,
+    sample_weight: Any,
+    criterion: str,
+    bounds: tuple[float, float],
+    n_bootstrap: int,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Find the tau at which softmax(f/τ) is best by the criterion, as parts of a TauResult.
+
+    Log-loss and squared error are smooth and minimised to six digits. The ECE jumps where an
+    example changes bins, so its minimum is the least of two rounds of evaluations; sharpness is
+    highest towards τ = 0 whatever the data, so it takes the sharpest tau among those whose ECE
+    is within one bootstrap standard error of the least.
+    """
+    from scipy import optimize
+
+    low, high = bounds
+    if low < 0 or high <= 0:
+        raise InputError(
+            f"`bounds` must not be negative for criterion={criterion!r}, where tau is a "
+            f"temperature; got ({low:g}, {high:g})."
+        )
+    logits, target, weight = _checks.examples(logits, target, pi=prior, weight=sample_weight)
+    mixed, group = in_training_mix(target, prior, weight)
+    data = lift_zeros(logits, prior), target, mixed
+
+    low = low or high / 100  # a bound of 0 is an open end
+    grid = np.geomspace(low, high, _GRID)
+    if low < 1.0 < high:
+        grid = np.sort(np.append(grid[np.abs(np.log(grid)) > 1e-6], 1.0))
+    # Resampled data by the normal law of their averages: one pass instead of a thousand.
+    mean, covariance = _moments(data, group, criterion, grid)
+    draws = mean + normal_noise(covariance, max(n_bootstrap, _LEAST_DRAWS), rng)
+    values, error = _read(criterion, draws)
+    slack = float(error[:, int(np.argmin(_read(criterion, mean)[1]))].std())
+    spread = values.std(axis=0)
+
+    def average(taus: FloatArray) -> FloatArray:
+        chunks = _chunks(*data)
+        return np.asarray(sum(w @ _numbers(criterion, f, y, taus) for f, y, w in chunks))
+
+    smooth = criterion in ("log_loss", "squared_error")
+    best = _choose(criterion, mean, slack)
+    near = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    more = np.geomspace(*near, _CLOSER)[1:-1]
+    if smooth:
+        found = optimize.minimize_scalar(
+            lambda t: float(average(np.array([np.exp(t)]))[0]),
+            bounds=np.log(near),
+            method="bounded",
+            options={"xatol": 1e-6},
+        )
+        more = np.array([np.exp(found.x)])
+    taus = np.append(grid, more)
+    numbers = np.append(mean, average(more))
+    values, k = _read(criterion, numbers)[0], _choose(criterion, numbers, slack)
+
+    resampled = np.empty(0)
+    if n_bootstrap:
+        draws = draws[:n_bootstrap]
+        picks = _choose(criterion, draws, slack)
+        if smooth:
+            resampled = _vertices(np.log(grid), draws, picks)
+        else:  # draw again at taus that are closer together, in the range where those lie
+            ends = grid[max(picks.min() - 1, 0)], grid[min(picks.max() + 1, len(grid) - 1)]
+            closer = np.geomspace(*ends, len(grid))
+            mean, covariance = _moments(data, group, criterion, closer)
+            draws = mean + normal_noise(covariance, n_bootstrap, rng)
+            resampled = closer[_choose(criterion, draws, slack)]
+    order = np.argsort(taus)
+    tau = float(taus[k])
+    return {
+        "tau": tau,
+        "interval": (tau, tau),
+        "error": float(values[k]),
+        "standard_error": float(np.interp(np.log(tau), np.log(grid), spread)),
+        "curve": SampledCurve(taus=taus[order], values=values[order]),
+        "counts": np.bincount(target[mixed > 0], minlength=len(group)),
+        "resampled": resampled,
+    }
+
+
+# --- the training data's mix ------------------------------------------------------------------
 
 
 def in_training_mix(
@@ -102,12 +185,6 @@ def in_training_mix(
 
     Returns:
         w, shape (examples,), of sum 1; and the group of each class, shape (num_classes,).
-
-    Examples:
-        >>> target, prior = np.repeat([0, 1], 20), ClassPrior.from_counts([900, 100])
-        >>> w, group = in_training_mix(target, prior, None)
-        >>> np.bincount(target, weights=w).round(6), group
-        (array([0.9, 0.1]), array([1, 0]))
     """
     u = np.ones(len(target)) if weight is None else weight
     held = np.bincount(target[u > 0], minlength=prior.num_classes)
@@ -145,21 +222,18 @@ def lift_zeros(logits: NDArray[Any], prior: ClassPrior) -> NDArray[Any]:
     return np.where(zero, least.astype(logits.dtype), logits)
 
 
+# --- criteria ---------------------------------------------------------------------------------
+
+
 def _chunks(
     logits: NDArray[Any], target: IntArray, weight: FloatArray
 ) -> Iterator[tuple[FloatArray, IntArray, FloatArray]]:
     """Yield (f − max f in float64, labels, weights) of consecutive rows."""
-    for rows in row_slices(logits):
-        chunk, kept = logits[rows], weight[rows] > 0
-        _checks.all_finite(chunk, name="logits", first_row=rows.start)
-        if rows.start == 0:
-            _checks.not_probabilities(chunk, hint=_checks.TAKE_LOG)
+    for rows, chunk in _checks.chunks(logits):
+        kept = weight[rows] > 0
         below = chunk.astype(np.float64)[kept]
         below -= below.max(axis=1, keepdims=True)
         yield below, target[rows][kept], weight[rows][kept]
-
-
-# ------------------------------------------------------------------ criteria
 
 
 def _numbers(criterion: str, below: FloatArray, labels: IntArray, taus: FloatArray) -> Any:
@@ -168,6 +242,8 @@ def _numbers(criterion: str, below: FloatArray, labels: IntArray, taus: FloatArr
     For "ece" and "sharpness" shape (examples, taus · 16), sparse: confidence − hit in the place of
     the bin, and Σ p² in the last place.
     """
+    from scipy import sparse
+
     rows = np.arange(len(labels))
     if criterion == "log_loss":
         own = below[rows, labels]
@@ -193,134 +269,6 @@ def _numbers(criterion: str, below: FloatArray, labels: IntArray, taus: FloatArr
     return sparse.csr_array((values.ravel(), np.stack(places, axis=1).ravel(), starts), shape=shape)
 
 
-def _read(criterion: str, numbers: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the criterion and a calibration error at each tau, from averaged `_numbers`."""
-    if criterion in ("log_loss", "squared_error"):
-        return numbers, numbers
-    by_tau = numbers.reshape(*numbers.shape[:-1], -1, _BINS + 1)
-    error = np.abs(by_tau[..., :_BINS]).sum(axis=-1)
-    return (error if criterion == "ece" else by_tau[..., _BINS]), error
-
-
-def _choose(criterion: str, numbers: FloatArray, slack: float) -> Any:
-    """Return the place of the best tau; for sharpness, among taus whose ECE is within `slack`."""
-    value, error = _read(criterion, numbers)
-    if criterion == "sharpness":
-        calibrated = error <= error.min(axis=-1, keepdims=True) + slack
-        return np.argmax(np.where(calibrated, value, -1.0), axis=-1)
-    return np.argmin(value, axis=-1)
-
-
-def tune_by_calibration(
-    logits: Any,
-    target: Any,
-    prior: ClassPrior,
-    sample_weight: Any,
-    criterion: str,
-    *,
-    bounds: tuple[float, float],
-    confidence: float,
-    n_bootstrap: int,
-    random_state: Any,
-) -> TauResult:
-    """Find the tau at which softmax(f/τ) is best by the criterion; the arguments of `tune_tau`.
-
-    Log-loss and squared error are smooth and minimised to six digits. The ECE jumps where an
-    example changes bins, so its minimum is the least of two rounds of evaluations; sharpness is
-    highest towards τ = 0 whatever the data, so it takes the sharpest tau among those whose ECE
-    is within one bootstrap standard error of the least.
-    """
-    bounds, rng = checked_search(bounds, confidence, n_bootstrap, random_state)
-    if bounds[0] < 0 or bounds[1] <= 0:
-        raise InputError(
-            f"`bounds` must not be negative for criterion={criterion!r}, where tau is a "
-            f"temperature; got ({bounds[0]:g}, {bounds[1]:g})."
-        )
-    logits, target, weight = checked_examples(logits, target, sample_weight, prior)
-    logits = lift_zeros(logits, prior)
-    mixed, group = in_training_mix(target, prior, weight)
-    data = logits, target, mixed
-
-    smooth = criterion in ("log_loss", "squared_error")
-    grid = _grid(bounds)
-    # Resampled data by the normal law of their averages: one pass instead of a thousand.
-    mean, covariance = _moments(data, group, criterion, grid)
-    draws = mean + normal_noise(covariance, max(n_bootstrap, _LEAST_DRAWS), rng)
-    values, error = _read(criterion, draws)
-    slack = float(error[:, int(np.argmin(_read(criterion, mean)[1]))].std())
-    spread = values.std(axis=0)
-
-    best = _choose(criterion, mean, slack)
-    near = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    more = np.geomspace(*near, _CLOSER)[1:-1]
-    if smooth:
-        found = optimize.minimize_scalar(
-            lambda t: float(_mean(data, criterion, np.array([np.exp(t)]))[0]),
-            bounds=np.log(near),
-            method="bounded",
-            options={"xatol": 1e-6},
-        )
-        more = np.array([np.exp(found.x)])
-    taus = np.append(grid, more)
-    numbers = np.append(mean, _mean(data, criterion, more))
-    values, k = _read(criterion, numbers)[0], _choose(criterion, numbers, slack)
-
-    resampled = np.empty(0)
-    if n_bootstrap:
-        draws = draws[:n_bootstrap]
-        picks = _choose(criterion, draws, slack)
-        if smooth:
-            resampled = _vertices(np.log(grid), draws, picks)
-        else:  # draw again at taus that are closer together, in the range where those lie
-            ends = grid[max(picks.min() - 1, 0)], grid[min(picks.max() + 1, len(grid) - 1)]
-            closer = np.geomspace(*ends, len(grid))
-            mean, covariance = _moments(data, group, criterion, closer)
-            draws = mean + normal_noise(covariance, n_bootstrap, rng)
-            resampled = closer[_choose(criterion, draws, slack)]
-    order = np.argsort(taus)
-    tau = float(taus[k])
-    return TauResult(
-        tau=tau,
-        interval=(tau, tau),
-        error=float(values[k]),
-        standard_error=float(np.interp(np.log(tau), np.log(grid), spread)),
-        curve=SampledCurve(taus=taus[order], values=values[order]),
-        counts=np.bincount(target[mixed > 0], minlength=len(group)),
-        bounds=bounds,
-        resampled=resampled,
-        confidence_level=float(confidence),
-        criterion=criterion,
-    )
-
-
-def _grid(bounds: tuple[float, float]) -> FloatArray:
-    """Return taus evenly spaced in log tau, and 1; a lower bound of 0 is an open end."""
-    low, high = bounds
-    low = low or high / 100
-    grid = np.geomspace(low, high, _GRID)
-    if low < 1.0 < high:
-        grid = np.sort(np.append(grid[np.abs(np.log(grid)) > 1e-6], 1.0))
-    return grid
-
-
-def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> FloatArray:
-    """Return the lowest point of the parabola through each row's least value and neighbours."""
-    middle = picks.clip(1, len(log_taus) - 2)
-    rows = np.arange(len(values))
-    x = [log_taus[middle + k] for k in (-1, 0, 1)]
-    y = [values[rows, middle + k] for k in (-1, 0, 1)]
-    left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
-    bend = (right - left) / (x[2] - x[0])
-    safe = bend > 0
-    vertex = (x[0] + x[1]) / 2 - left / (2 * np.where(safe, bend, 1.0))
-    return np.asarray(np.exp(np.where(safe, vertex, log_taus[picks]).clip(x[0], x[2])))
-
-
-def _mean(data: HeldOut, criterion: str, taus: FloatArray) -> FloatArray:
-    """Return the weighted mean over examples of a criterion's numbers at these taus."""
-    return np.asarray(sum(w @ _numbers(criterion, f, y, taus) for f, y, w in _chunks(*data)))
-
-
 def _moments(
     data: HeldOut, group: IntArray, criterion: str, taus: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -329,6 +277,8 @@ def _moments(
     Groups of classes keep their total weight when examples are drawn again, so that what varies is
     only each group's own mean: Σ w² (v − mean of its group)(v − mean of its group)ᵀ, with Σ w = 1.
     """
+    from scipy import sparse
+
     groups = int(group.max()) + 1
     totals = totals2 = sums = sums2 = products = 0  # type: Any
     for below, labels, weight in _chunks(*data):
@@ -349,7 +299,38 @@ def _moments(
     return sums.sum(axis=0) / totals.sum(), centred / totals.sum() ** 2
 
 
-# ------------------------------------------------------------------ temperature
+def _read(criterion: str, numbers: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the criterion and a calibration error at each tau, from averaged `_numbers`."""
+    if criterion in ("log_loss", "squared_error"):
+        return numbers, numbers
+    by_tau = numbers.reshape(*numbers.shape[:-1], -1, _BINS + 1)
+    error = np.abs(by_tau[..., :_BINS]).sum(axis=-1)
+    return (error if criterion == "ece" else by_tau[..., _BINS]), error
+
+
+def _choose(criterion: str, numbers: FloatArray, slack: float) -> Any:
+    """Return the place of the best tau; for sharpness, among taus whose ECE is within `slack`."""
+    value, error = _read(criterion, numbers)
+    if criterion == "sharpness":
+        calibrated = error <= error.min(axis=-1, keepdims=True) + slack
+        return np.argmax(np.where(calibrated, value, -1.0), axis=-1)
+    return np.argmin(value, axis=-1)
+
+
+def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> FloatArray:
+    """Return the lowest point of the parabola through each row's least value and neighbours."""
+    middle = picks.clip(1, len(log_taus) - 2)
+    rows = np.arange(len(values))
+    x = [log_taus[middle + k] for k in (-1, 0, 1)]
+    y = [values[rows, middle + k] for k in (-1, 0, 1)]
+    left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
+    bend = (right - left) / (x[2] - x[0])
+    safe = bend > 0
+    vertex = (x[0] + x[1]) / 2 - left / (2 * np.where(safe, bend, 1.0))
+    return np.asarray(np.exp(np.where(safe, vertex, log_taus[picks]).clip(x[0], x[2])))
+
+
+# --- temperature ------------------------------------------------------------------------------
 
 
 def fit_temperature(logits: Any, target: Any, *, sample_weight: Any = None) -> float:
@@ -373,13 +354,15 @@ def fit_temperature(logits: Any, target: Any, *, sample_weight: Any = None) -> f
         >>> round(fit_temperature(3 * logits, target), 1)
         3.0
     """
-    logits, target, weight = checked_examples(logits, target, sample_weight)
-    weight = np.ones(len(target)) if weight is None else weight
+    from scipy import optimize
+
+    logits, target, given = _checks.examples(logits, target, weight=sample_weight)
+    data = logits, target, np.ones(len(target)) if given is None else given
 
     def slope(inverse: float) -> float:
-        """Derivative of the summed log-loss by 1/T, Σ E_p f − f_y; it rises, as that is convex."""
+        """Return the slope of the summed log-loss in 1/T, Σ E_p f − f_y, which rises."""
         total = 0.0
-        for below, labels, w in _chunks(logits, target, weight):
+        for below, labels, w in _chunks(*data):
             probs = np.exp(inverse * below)
             probs /= probs.sum(axis=1, keepdims=True)
             mean = np.einsum("ij,ij->i", probs, below)
@@ -391,8 +374,7 @@ def fit_temperature(logits: Any, target: Any, *, sample_weight: Any = None) -> f
             "the logits predict the labels no better than chance, so the log-loss falls all the "
             "way to an infinite temperature; check that `target` belongs to these logits."
         )
-    chunks = _chunks(logits, target, weight)
-    if all(np.all(f[np.arange(len(y)), y] == 0) for f, y, _ in chunks):
+    if all(np.all(f[np.arange(len(y)), y] == 0) for f, y, _ in _chunks(*data)):
         raise InputError(
             "every example is predicted right, so the log-loss falls all the way to temperature "
             "0; use held-out examples, which the model was not trained on."

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ _POINTS = (128, 256)
 _CLASS_BLOCK = 2048
 
 
-# ------------------------------------------------------------------ intervals
+# --- intervals --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,14 +100,13 @@ class TauIntervals:
         A class without examples is no error here, since another shard may have them; examples of
         weight 0 are left out.
         """
-        examples = checked_examples(logits, target, sample_weight, prior)
+        examples = _checks.examples(logits, target, pi=prior, weight=sample_weight)
         direction = -posthoc.adjustment(prior, target_prior=target_prior, costs=costs)
         importance = np.ones(len(direction)) if target_prior is None else target_prior.probs
         if costs is not None:
             importance = importance * _checks.per_class(costs, name="costs")
-        first = examples[0][: max(1, (1 << 20) // len(direction))]
-        _checks.not_probabilities(first, hint=_checks.TAKE_LOG)
-        return cls._of(examples, direction, importance / importance.sum())
+        _checks.not_probabilities(examples[0][: max(1, (1 << 20) // len(direction))])
+        return cls._of(*examples, direction, importance / importance.sum())
 
     @classmethod
     def from_normalized(
@@ -121,8 +120,6 @@ class TauIntervals:
         sample_weight: Any = None,
     ) -> TauIntervals:
         """Find the intervals of weight normalization; the arguments of `tune_normalization`."""
-        examples = logits, *_ = checked_examples(logits, target, sample_weight)
-        width = logits.shape[1]
         if bias_mode == "keep":
             raise InputError(
                 "bias_mode='keep' has no exact curve, since an example may be right in several "
@@ -130,26 +127,26 @@ class TauIntervals:
                 "balanced_error(target, normalize_weights(..., bias_mode='keep', tau=t)) over "
                 "a grid of t."
             )
+        examples = _checks.examples(logits, target, weight=sample_weight)
+        width = examples[0].shape[1]
         direction = posthoc.log_norms(norms, num_classes=width)
         bias = posthoc.checked_bias(bias, bias_mode, num_classes=width)
-        bias = bias if bias_mode == "drop" else None
-        uniform = np.full(width, 1.0 / width)
-        kind = {"method": "weight_normalization", "bias_mode": bias_mode}
-        return cls._of(examples, direction, uniform, signed=True, bias=bias, **kind)
+        kind: Any = {"method": "weight_normalization", "bias_mode": bias_mode}
+        return cls._of(*examples, direction, np.full(width, 1.0 / width), bias=bias, **kind)
 
     @classmethod
     def _of(
         cls,
-        examples: tuple[NDArray[Any], IntArray, FloatArray | None],
+        logits: NDArray[Any],
+        target: IntArray,
+        weight: FloatArray | None,
         direction: FloatArray,
         importance: FloatArray,
         *,
-        signed: bool = False,
         bias: FloatArray | None = None,
         **kind: Any,
     ) -> TauIntervals:
-        logits, target, weight = examples
-        lower, upper = _find_ends(logits, target, direction, signed=signed, bias=bias)
+        lower, upper = _find_ends(logits, target, direction, divide=bool(kind), bias=bias)
         if weight is None:
             weight = np.ones(len(target))
         elif not weight.all():
@@ -174,27 +171,25 @@ class TauIntervals:
         """Return which examples are predicted right at this tau."""
         return (self.lower <= tau) & (tau < self.upper)
 
+    def by_class(self, amount: NDArray[Any]) -> FloatArray:
+        """Return the sum over the examples of each class, shape (num_classes,)."""
+        sums = np.bincount(self.target, weights=amount, minlength=self.num_classes)
+        return sums.astype(np.float64, copy=False)
+
     @property
     def counts(self) -> IntArray:
         """Held-out examples of each class, shape (num_classes,)."""
         return np.bincount(self.target, minlength=self.num_classes)
 
     @property
-    def totals(self) -> FloatArray:
-        """Total weight of each class, shape (num_classes,)."""
-        totals = np.bincount(self.target, weights=self.weight, minlength=self.num_classes)
-        return np.asarray(totals, dtype=np.float64)
-
-    @property
     def shares(self) -> FloatArray:
         """Part of the error that each example is if it is wrong, shape (examples,)."""
-        return divided(self.importance, self.totals)[self.target] * self.weight
+        return _divided(self.importance, self.by_class(self.weight))[self.target] * self.weight
 
     @property
     def effective_counts(self) -> FloatArray:
         """Examples of each class; of weighted ones as many alike ones as tell as much (Kish)."""
-        squares = np.bincount(self.target, weights=self.weight**2, minlength=self.num_classes)
-        return divided(self.totals**2, squares)
+        return _divided(self.by_class(self.weight) ** 2, self.by_class(self.weight**2))
 
     @property
     def deciding_examples(self) -> float:
@@ -206,18 +201,15 @@ class TauIntervals:
         it alone is small.
         """
         alike = self.effective_counts
-        variances = divided(self.importance**2, alike)
-        return float(variances.sum() ** 2 / divided(variances**2, alike).sum())
+        variances = _divided(self.importance**2, alike)
+        return float(variances.sum() ** 2 / _divided(variances**2, alike).sum())
 
     def with_stand_ins(self, prior: ClassPrior) -> TauIntervals:
         """Return the same with the importance of absent classes given to the nearest in size.
 
         Left out of the error, the largest classes would have no say in how far logits may be
-        adjusted against them. Near is meant on a logarithmic scale, and classes that are as near
-        share evenly, so that the numbers by which classes of one size go mean nothing.
-
-        Args:
-            prior: π, whose probabilities say which class is near.
+        adjusted against them. Near is meant on a logarithmic scale of the probabilities of
+        `prior`, and classes that are as near share evenly.
 
         Examples:
             >>> prior = ClassPrior.from_counts([500, 400, 90, 10])
@@ -241,25 +233,10 @@ class TauIntervals:
         )
 
 
-def checked_examples(
-    logits: Any, target: Any, sample_weight: Any, prior: ClassPrior | None = None
-) -> tuple[NDArray[Any], IntArray, FloatArray | None]:
-    """Return logits (values still to be checked, chunk by chunk), labels and weights that fit."""
-    logits = _checks.matrix(logits, finite=False)
-    if prior is not None:
-        _checks.prior(prior, num_classes=logits.shape[1], shape=logits.shape)
-    target = _checks.labels(target, num_classes=logits.shape[1])
-    _checks.same_length(logits, target)
-    if sample_weight is not None:
-        sample_weight = _checks.sample_weight(sample_weight, len(target))
-    return logits, target, sample_weight
-
-
-def divided(amount: NDArray[Any], by: NDArray[Any]) -> FloatArray:
+def _divided(amount: NDArray[Any], by: NDArray[Any]) -> FloatArray:
     """Return the quotient, 0 where there is nothing to divide by."""
     quotient: FloatArray = np.zeros(np.broadcast(amount, by).shape)
-    np.divide(amount, by, out=quotient, where=by > 0)
-    return quotient
+    return np.asarray(np.divide(amount, by, out=quotient, where=by > 0))
 
 
 @np.errstate(all="ignore")  # infinity is no bound
@@ -268,8 +245,8 @@ def _find_ends(
     target: IntArray,
     direction: FloatArray,
     *,
-    signed: bool,
-    bias: FloatArray | None,
+    divide: bool = False,
+    bias: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Return the lower and upper end of every example's interval, in one pass.
 
@@ -282,7 +259,7 @@ def _find_ends(
         logits: f, shape (examples, classes).
         target: shape (examples,).
         direction: l, shape (classes,).
-        signed: take f / ν^τ, which keeps the sign of f, in place of f − τ l.
+        divide: take f / exp(τ l), which keeps the sign of f, in place of f − τ l.
         bias: taken off the logits first, or None.
     """
     logits, width = np.asarray(logits), len(direction)  # slices of a memory map cost more
@@ -313,7 +290,7 @@ def _find_ends(
             gaps[...] = _inverse_gaps(along, direction[labels])
         else:
             np.take(table, labels, axis=0, out=gaps, mode="clip")
-        if signed:
+        if divide:
             top, sign = scores.max(axis=1), np.where(own < 0, -1.0, 1.0)
             zeros = (scores == 0) & (classes < labels[:, None])
             # log 0 = −∞ takes the scores of the other sign out of the comparison. Among negative
@@ -331,7 +308,7 @@ def _find_ends(
             ties = np.isnan(scores)
             scores[ties] = np.where(classes < labels[:, None], np.inf, -np.inf)[ties]
             most = np.maximum.reduceat(flat, cuts).reshape(-1, 2)
-        if signed:
+        if divide:
             most[sign < 0] = most[sign < 0, ::-1]
             # What is above zero stays above what is not; a score of zero stays zero.
             some = (own == 0) | (own < 0) & (top >= 0)
@@ -359,7 +336,7 @@ def _inverse_gaps(along: FloatArray, own: FloatArray) -> FloatArray:
     return np.divide(1.0, gaps, out=gaps)
 
 
-# ------------------------------------------------------------------ curve
+# --- curve ------------------------------------------------------------------------------------
 
 
 class TauCurve:
@@ -406,15 +383,14 @@ class TauCurve:
         lower, upper = intervals.lower, intervals.upper
         units = np.rint(intervals.shares * _UNIT).astype(np.int64)
         ever = lower < upper
-        begins = np.flatnonzero(ever & (lower > low) & (lower <= high))
-        ends = np.flatnonzero(ever & (upper > low) & (upper <= high))
+        begins, ends = (np.flatnonzero(ever & np.isfinite(x)) for x in (lower, upper))
         positions = np.concatenate([lower[begins], upper[ends]])
         order = np.argsort(positions)
         self.positions = positions = positions[order]
         # The example that becomes right (+1) or wrong (−1) at each position.
         self.changed = np.concatenate([begins, ends])[order]
         self.signs = np.repeat([1, -1], [len(begins), len(ends)])[order]
-        first = units[intervals.right_at(low)].sum()
+        first = units[ever & np.isneginf(lower)].sum()
         right = np.append(first, first + (self.signs * units[self.changed]).cumsum())
         # Shares that were rounded to units may add up to a hair more or less than one.
         self._errors = np.where(right == units.sum(), 0.0, np.maximum(1.0 - right / _UNIT, 0.0))
@@ -442,19 +418,15 @@ class TauCurve:
         to the lowest index as argmax has it.
         """
         taus = np.asarray(tau, dtype=np.float64)
-        errors = np.array(self._errors[np.searchsorted(self.positions, taus, side="right")])
-        # No changes were sorted outside the bounds.
-        for place in np.argwhere((taus < self.bounds[0]) | (taus > self.bounds[1])):
-            there = tuple(place)
-            errors[there] = np.nansum(self.intervals.importance * self.per_class(taus[there]))
+        errors = self._errors[np.searchsorted(self.positions, taus, side="right")]
         return float(errors) if taus.ndim == 0 else errors
 
     def per_class(self, tau: float) -> FloatArray:
         """Return the error of each class at this tau, NaN without examples."""
         parts = self.intervals
-        wrong, totals = parts.weight * ~parts.right_at(tau), parts.totals
-        missed = np.bincount(parts.target, weights=wrong, minlength=parts.num_classes)
-        return np.where(totals > 0, divided(missed, totals), np.nan)
+        totals = parts.by_class(parts.weight)
+        missed = parts.by_class(parts.weight * ~parts.right_at(tau))
+        return np.where(totals > 0, _divided(missed, totals), np.nan)
 
     def standard_error(self, tau: float) -> float:
         """Return the standard error of the error at this tau, the classes' own sizes fixed.
@@ -462,8 +434,7 @@ class TauCurve:
         It isn't the examples' own spread, which is nil in a class of one: `mean_variance` says how
         few of them widen it.
         """
-        parts = self.intervals
-        alike = parts.effective_counts
+        parts, alike = self.intervals, self.intervals.effective_counts
         some = np.flatnonzero((parts.importance > 0) & (alike > 0))
         wrong = self.per_class(tau) * alike
         return math.sqrt(mean_variance(wrong[some], None, alike[some], parts.importance[some]))
@@ -492,43 +463,36 @@ class TauCurve:
         )
 
 
-# ------------------------------------------------------------------ bootstrap
+# --- bootstrap --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(NamedTuple):
     """Groups whose sizes stay when their examples are drawn again, and what a draw is made of.
 
     They are the classes, since the balanced error looks at each class by itself. But a class of one
     example would be the same in every draw, as if its error were known: those of few examples are
     one group, each example with the share that its own class has in the error. Whole weights are
     copies; others are drawn along with their examples.
-
-    Attributes:
-        of: group of each example, shape (examples,).
-        importance: of each group in the error, shape (groups,).
-        copies: of each example.
-        share: of each example in the error.
     """
 
-    of: IntArray
-    importance: FloatArray
-    copies: IntArray
-    share: FloatArray
+    of: IntArray  # group of each example
+    importance: FloatArray  # of each group in the error
+    copies: IntArray  # of each example
+    share: FloatArray  # of each example in the error
 
     @classmethod
     def from_intervals(cls, parts: TauIntervals) -> Groups:
         """Group the examples of these intervals."""
         whole = bool(np.all(parts.weight == np.floor(parts.weight)))
         copies = (parts.weight if whole else np.ones(len(parts.target))).astype(np.int64)
-        number = np.bincount(parts.target, weights=copies, minlength=parts.num_classes)
+        number = parts.by_class(copies)
         place = np.arange(parts.num_classes)
         few = np.flatnonzero((number > 0) & (number < _FEW))
         place[few] = few[:1]
         found = np.flatnonzero(np.bincount(place, weights=number))
         of = np.searchsorted(found, place)[parts.target]
         importance = np.bincount(place, weights=parts.importance, minlength=parts.num_classes)
-        return cls(of, np.asarray(importance[found], np.float64), copies, parts.shares)
+        return cls(of, importance[found].astype(np.float64), copies, parts.shares)
 
 
 def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator) -> FloatArray:
@@ -542,7 +506,7 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     """
     parts, groups = curve.intervals, Groups.from_intervals(curve.intervals)
     if groups.copies.sum() * replicates > _EXACT_DRAWS:
-        return normal_taus(curve, groups, replicates, rng)
+        return _normal_taus(curve, groups, replicates, rng)
     # Sorted by their intervals, so that copies and weights are drawn alike.
     order = np.lexsort((parts.upper, parts.lower, groups.of))
     examples = np.repeat(order, groups.copies[order])
@@ -570,7 +534,7 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     return taus
 
 
-def normal_taus(
+def _normal_taus(
     curve: TauCurve, groups: Groups, replicates: int, rng: np.random.Generator
 ) -> FloatArray:
     """Return minimisers of curves drawn from the normal law with the resampling's covariance.
@@ -633,7 +597,7 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
     both = np.bincount(begin * (points + 1) + end, weights=square, minlength=size)
     both = both.reshape(points + 1, points + 1)[:points, 1:].cumsum(axis=0)
     both = both[:, ::-1].cumsum(axis=1)[:, ::-1]
-    covariance = np.triu(both) + np.triu(both, 1).T
+    covariance: Any = np.triu(both) + np.triu(both, 1).T
 
     # The means: importance_g p_g, and Σ s² / k of the right ones, per group.
     for first in range(0, len(squares), _CLASS_BLOCK):
@@ -645,7 +609,7 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
             change = np.bincount(row + begin[mine], weights=amount, minlength=size)
             change = change - np.bincount(row + end[mine], weights=amount, minlength=size)
             sums.append(change.reshape(-1, points + 1).cumsum(axis=1)[:, :points])
-        mean = divided(sums[0], groups.importance[rows, None])
+        mean = _divided(sums[0], groups.importance[rows, None])
         crossed = mean.T @ sums[1]
         covariance -= crossed + crossed.T - mean.T @ (squares[rows, None] * mean)
-    return np.asarray(covariance, dtype=np.float64)
+    return np.asarray(covariance)
