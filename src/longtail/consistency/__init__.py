@@ -27,6 +27,7 @@ at its η.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -327,22 +328,23 @@ def _judge_hinge(svm: CostSensitiveSVM, prior: ClassPrior, tolerance: float) -> 
     """The best score's sign changes at the threshold, which must be π."""
     if prior.num_classes != 2:
         raise InputError(f"a CostSensitiveSVM has two classes; `prior` has {prior.num_classes}.")
-    pi, ratio = float(prior.probs[1]), svm.omega_pos / svm.omega_neg
-    left = f"ω₊/ω₋ = {ratio:.6g}"
-    if svm.is_consistent(pi, tolerance=tolerance):
-        reason = f"{left} = π_0/π_1, so class 1 wins exactly where η_1 > π_1 = {pi:.6g}."
-        return Verdict(svm.name, True, reason)
-    if min(svm.delta_pos, svm.delta_neg) == 0:
+    if min(svm.delta_pos, svm.delta_neg) <= 0:
         reason = "A margin is 0, so that the best score of its class is 0 and predicts neither."
         return Verdict(svm.name, None, reason)
+    pi, ratio = float(prior.probs[1]), svm.omega_pos / svm.omega_neg
+    if math.isclose(ratio, (1 - pi) / pi, rel_tol=tolerance):
+        reason = f"ω₊/ω₋ = {ratio:.6g} = π_0/π_1, so class 1 wins exactly where η_1 > π_1 = {pi:.6g}."
+        return Verdict(svm.name, True, reason)
     reason = (
-        f"{left} but must be π_0/π_1 = {(1 - pi) / pi:.6g}, so class 1 wins where η_1 > "
-        f"{svm.threshold:.6g} instead of where η_1 > {pi:.6g}."
+        f"ω₊/ω₋ = {ratio:.6g} but must be π_0/π_1 = {(1 - pi) / pi:.6g}, so class 1 wins where "
+        f"η_1 > {svm.threshold:.6g} instead of where η_1 > {pi:.6g}."
     )
     eta = np.array([1.0, 0.0]) + np.array([-0.5, 0.5]) * (svm.threshold + pi)
     scores = np.array([-0.5, 0.5]) * float(svm.link(eta[1]))
-    wins, ratios = int(scores[1] > 0), eta / prior.probs
-    return Verdict(svm.name, False, reason, Witness(eta, ratios, scores, scores, wins, 1 - wins))
+    wins = int(scores[1] > 0)
+    return Verdict(
+        svm.name, False, reason, Witness(eta, eta / prior.probs, scores, scores, wins, 1 - wins)
+    )
 
 
 def _refuted(subject: str, reason: str, witness: Witness | None) -> Verdict:
