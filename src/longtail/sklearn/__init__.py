@@ -322,8 +322,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         rows, classes, prior = self._checked(X, y, sample_weight, params)
         scorer = self._scorer()
         estimator = FrozenEstimator(self.estimator) if named_prefit else self.estimator
-        names = ("prior", "target", "costs", "reweight", "response_method")
-        settings = {name: getattr(self, name) for name in names}
+        shared = ("prior", "target", "costs", "reweight", "response_method")
+        settings = {name: getattr(self, name) for name in shared}
         folds: list[_Fold] = Parallel(n_jobs=self.n_jobs)(
             delayed(_Fold(estimator, **settings).fit_split)(rows, *split, classes, prior)
             for split in self._splits(rows, pooled=scorer is None)
@@ -341,7 +341,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         self.tau_curve_, split_scores = self._choose(folds, aim, scorer, grid)
         self.best_tau_, self.best_score_ = self.tau_curve_.tau, self.tau_curve_.score
         self.best_tau_interval_ = self.tau_curve_.interval
-        self.__dict__.pop("cv_results_", None)  # of an earlier fit
         if self.store_cv_results:
             curve = self.tau_curve_
             self.cv_results_: dict[str, Any] = {"taus": curve.taus, "scores": curve.scores}
@@ -351,12 +350,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             self._learn(rows, rows.with_weight(), classes, prior)
         else:
             (fold,) = folds
-            lacking = np.setdiff1d(classes, fold.estimator_.classes_)
-            if len(lacking):
-                raise InputError(
-                    f"with refit=False the classifier never saw class(es) {listing(lacking)}, "
-                    f"which the split held out; pass refit=True."
-                )
             self.estimator_, self.classes_ = fold.estimator_, classes
             self._method, self._offset, prior = fold._method, fold._offset, fold.prior_
         self._set_rule(prior, self.best_tau_)
@@ -457,9 +450,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             return TauScores.of_grid(taus, table.sum(axis=0)), None
         return TauScores.of_grid(taus, table.mean(axis=0)), table
 
-    def _is_prefit(self) -> bool:
-        return super()._is_prefit() or (isinstance(self.cv, str) and self.cv == "prefit")
-
     def _warn_of_few(self, folds: Sequence[_Fold]) -> None:
         known = [np.intersect1d(fold.held.y, fold.estimator_.classes_) for fold in folds]
         held = np.concatenate([fold.held.y for fold in folds])
@@ -555,9 +545,8 @@ class _Fold(LogitAdjustedClassifier):
         prior: ClassPrior | None,
     ) -> _Fold:
         """Fit on the rows `train`, and read the logits of the rows `held_out`."""
-        frozen = self._is_prefit()
-        self.held = rows.take(held_out, None if frozen else self.estimator, train)
-        self._learn(rows, held_out if frozen else train, classes, prior)
+        self.held = rows.take(held_out)
+        self._learn(rows, held_out if self._is_prefit() else train, classes, prior)
         self.logits = super()._logits(self.held.X)
         return self
 

@@ -22,7 +22,6 @@ from sklearn.utils.metadata_routing import (
     get_routing_for_object,
     process_routing,
 )
-from sklearn.utils.metaestimators import _safe_split
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_method_params, _check_y, check_is_fitted
 
@@ -55,31 +54,19 @@ class Rows:
     score_params: dict[str, Any]
     split_params: dict[str, Any]  # of all rows, never of some
 
-    def take(
-        self,
-        index: NDArray[np.intp],
-        estimator: Any = None,
-        columns: NDArray[np.intp] | None = None,
-    ) -> Rows:
-        """Return some of the rows; of the precomputed kernel of an `estimator` some columns, too.
-
-        Args:
-            index: which.
-            estimator: what is fitted on them or asked about them; None keeps all columns.
-            columns: columns of a precomputed kernel to keep (default `index`).
-        """
-        if estimator is None:
-            X = _safe_indexing(self.X, index)
-        else:
-            X, _ = _safe_split(estimator, self.X, None, index, columns)
+    def take(self, index: NDArray[np.intp]) -> Rows:
+        """Return some of the rows."""
+        weights = {
+            name: None if weight is None else weight[index]
+            for name, weight in (("weight", self.weight), ("fit_weight", self.fit_weight))
+        }
         return replace(
             self,
-            X=X,
+            X=_safe_indexing(self.X, index),
             y=self.y[index],
-            weight=None if self.weight is None else self.weight[index],
-            fit_weight=None if self.fit_weight is None else self.fit_weight[index],
             fit_params=_check_method_params(self.X, self.fit_params, index),
             score_params=_check_method_params(self.X, self.score_params, index),
+            **weights,
         )
 
     def with_weight(self, index: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
@@ -107,20 +94,20 @@ class Rows:
 
 def weight_name(estimator: Any) -> str:
     """Return the name under which `fit` takes the weights of a pipeline's classifier."""
-    if get_config()["enable_metadata_routing"]:
-        request = get_routing_for_object(final_estimator(estimator))
-        if not isinstance(estimator, Pipeline | BaseSearchCV) or not hasattr(request, "fit"):
-            return "sample_weight"
-        asked = request.fit.requests.get("sample_weight")  # perhaps under another name
-        return asked if isinstance(asked, str) else "sample_weight" if asked else ""
-    name = ""
-    while isinstance(estimator, Pipeline | BaseSearchCV):
-        if isinstance(estimator, Pipeline):
-            name += f"{estimator.steps[-1][0]}__"
-            estimator = estimator.steps[-1][1]
+    inner, prefix = estimator, ""
+    while isinstance(inner, Pipeline | BaseSearchCV):
+        if isinstance(inner, Pipeline):
+            prefix += f"{inner.steps[-1][0]}__"
+            inner = inner.steps[-1][1]
         else:
-            estimator = estimator.estimator
-    return f"{name}sample_weight"
+            inner = inner.estimator
+    if not get_config()["enable_metadata_routing"]:
+        return f"{prefix}sample_weight"
+    request = get_routing_for_object(inner)
+    if inner is estimator or not hasattr(request, "fit"):
+        return "sample_weight"
+    asked = request.fit.requests.get("sample_weight")  # perhaps under another name
+    return asked if isinstance(asked, str) else "sample_weight" if asked else ""
 
 
 # ------------------------------------------------------------------ settings
@@ -260,10 +247,10 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         Args:
             X: what the estimator's own `predict` takes, shape (examples, features).
             target_prior: q for each example, shape (examples, classes), such as the class
-                frequencies of its place or season; None for that of `target`.
+                frequencies of its place or season, or one row for all; None for `target`.
         """
-        check_is_fitted(self)
-        return np.asarray(self.classes_[self._decisions(X, target_prior).argmax(axis=1)])
+        best = self._decisions(X, target_prior).argmax(axis=1)
+        return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Any, *, target_prior: Any = None) -> FloatArray:
         """Return probabilities under the target prior: softmax_y(f_y − tau (log π_y − log q_y)).
@@ -275,12 +262,10 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             X: as in `predict`.
             target_prior: as in `predict`.
         """
-        check_is_fitted(self)
         return np.asarray(softmax(self._adjusted(X, target_prior), axis=1))
 
     def predict_log_proba(self, X: Any) -> FloatArray:
         """Return logarithms of `predict_proba`, without its underflow."""
-        check_is_fitted(self)
         return np.asarray(log_softmax(self._adjusted(X), axis=1))
 
     def decision_function(self, X: Any) -> FloatArray:
@@ -288,7 +273,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
 
         For two classes it is the second class's score less the first's, shape (examples,).
         """
-        check_is_fitted(self)
         scores = self._decisions(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
@@ -314,14 +298,13 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         from longtail.sklearn import LogitAdjustedClassifier
 
         check_is_fitted(self)
-        frozen = self.estimator_
-        if not isinstance(frozen, FrozenEstimator):
-            frozen = FrozenEstimator(frozen)
+        inner = self.estimator_
+        frozen = inner if isinstance(inner, FrozenEstimator) else FrozenEstimator(inner)
         made = LogitAdjustedClassifier(
             frozen,
             tau=self._tau if isinstance(tau, str) else _checks.tau(tau),
             prior=self.prior_,
-            target=self.target if isinstance(target, str) and target == "same" else target,
+            target=self.target if str(target) == "same" else target,
             costs=self.costs if isinstance(costs, str) else costs,
             reweight=self.reweight,
             response_method=self.response_method,
@@ -370,6 +353,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
 
     def _logits(self, X: Any) -> FloatArray:
         """Logits as if the estimator had been trained without reweighting."""
+        check_is_fitted(self)
         logits = read_logits(self.estimator_, X, self._method, self.classes_)
         return np.asarray(logits + self._offset)
 
@@ -377,12 +361,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         logits = self._logits(X)
         if each is None:
             return np.asarray(logits + self._shift)
-        q = _checks.matrix(each, name="target_prior").astype(np.float64)
-        if q.shape != logits.shape:
-            raise InputError(
-                f"`target_prior` must have a row for each example and a column for each class, "
-                f"shape {logits.shape}; its shape is {q.shape}."
-            )
+        q = np.atleast_2d(np.asarray(each, np.float64))
         _checks.probability_rows(q, name="target_prior")
         return np.asarray(logits - self._tau * (self.prior_.log_probs - posthoc.log_probs(q)))
 
@@ -437,6 +416,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         elif _checks.choice(self.prior, ("train", "effective"), name="prior") == "train":
             prior = counted_prior(rows.totals(classes, every), classes)
         aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
+        check_costs(self.costs, classes)
         acts = self.costs is not None or np.ptp(aim.probs) > 0 or getattr(self, "tau", 1.0) == 0
         if prefit and self._counts_labels() and prior and not np.ptp(prior.probs) and not acts:
             raise InputError(
@@ -444,7 +424,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
                 "`fit` were balanced and the estimator's training data were not, pass "
                 "prior=ClassPrior.from_counts(...) of the latter."
             )
-        check_costs(self.costs, classes)
         return rows, classes, prior
 
     def _learn(
@@ -453,7 +432,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         """Fit the estimator on some rows, which are returned, unless it is fitted already."""
         prefit = self._is_prefit()
         if not np.array_equal(index, np.arange(len(rows.y))):
-            rows = rows.take(index, None if prefit else self.estimator)
+            rows = rows.take(index)
         self.estimator_, self.classes_ = self.estimator, classes
         if not prefit:
             params = rows.reweighted(self.estimator, self.reweight).fit_params
@@ -486,7 +465,8 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         return isinstance(self.prior, str) and self.prior == "train"
 
     def _is_prefit(self) -> bool:
-        return isinstance(self.estimator, FrozenEstimator)
+        cv = vars(self).get("cv")
+        return isinstance(self.estimator, FrozenEstimator) or (isinstance(cv, str) and cv == "prefit")
 
     def _warn_if_twice(self) -> None:
         """Warn if the fitted estimator favours rare classes itself."""
