@@ -99,6 +99,7 @@ class Witness:
             )
         return f"{text} ({self.note})" if self.note else text
 
+
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """The answer of `check_consistency`.
@@ -123,6 +124,7 @@ class Verdict:
     def __bool__(self) -> NoReturn:
         # `if check_consistency(...)` would take every verdict for a yes.
         raise TypeError("a Verdict is neither true nor false; ask for verdict.consistent")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PosthocLogitAdjustment:
@@ -311,8 +313,8 @@ def _judge_hinge(svm: CostSensitiveSVM, prior: ClassPrior, tolerance: float) -> 
         return Verdict(svm.name, None, reason)
     pi, ratio = float(prior.probs[1]), svm.omega_pos / svm.omega_neg
     if math.isclose(ratio, (1 - pi) / pi, rel_tol=tolerance):
-        reason = f"ω₊/ω₋ = {ratio:.6g} = π_0/π_1, so class 1 wins exactly where η_1 > π_1 = {pi:.6g}."
-        return Verdict(svm.name, True, reason)
+        wins_where = f"so class 1 wins exactly where η_1 > π_1 = {pi:.6g}"
+        return Verdict(svm.name, True, f"ω₊/ω₋ = {ratio:.6g} = π_0/π_1, {wins_where}.")
     reason = (
         f"ω₊/ω₋ = {ratio:.6g} but must be π_0/π_1 = {(1 - pi) / pi:.6g}, so class 1 wins where "
         f"η_1 > {svm.threshold:.6g} instead of where η_1 > {pi:.6g}."

@@ -226,10 +226,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             evenly spaced ones, 0, 0.05, ..., 4, for the others.
         prior: as in LogitAdjustedClassifier, with "effective" the mean of the held-out
             predictions. For "prefit", "train" counts the labels given to `fit`.
-        target: as in LogitAdjustedClassifier.
-        costs: as in LogitAdjustedClassifier.
-        reweight: as in LogitAdjustedClassifier.
-        response_method: as in LogitAdjustedClassifier.
+        target, costs, reweight, response_method: as in LogitAdjustedClassifier.
         n_jobs: splits fitted at a time, as in joblib.
         random_state: of the shuffled split, if `cv` is a fraction.
         store_cv_results: whether to keep `cv_results_`.
@@ -334,7 +331,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             prior = effective_prior(logits, weight, classes, folds[0]._method)
         for fold in folds:
             fold.target = target_prior(self.target, prior, classes)
-            fold._set_rule(fold._labels_prior if self._counts_labels() else prior, 1.0)
+            fold._set_rule(fold._labels_prior if str(self.prior) == "train" else prior, 1.0)
         self.tau_curve_, split_scores = self._choose(folds, scorer, grid)
         curve = self.tau_curve_
         self.best_tau_, self.best_score_ = curve.tau, curve.score
@@ -398,7 +395,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         self, folds: Sequence[_Fold], scorer: Any, grid: FloatArray | None
     ) -> tuple[TauScores, FloatArray | None]:
         """Return the score over tau with the choice, and each split's own if a scorer gave them."""
-        aim, costs = folds[0].target, folds[0]._costs
+        aim, costs = folds[0].target, folds[0]._costs  # as of all folds
         held = sum(np.bincount(f.codes, f.held.weight, len(aim.probs)) for f in folds)
         if scorer is None and np.any(held == 0):
             raise InputError(
@@ -427,7 +424,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
 
         def cost(fold: _Fold) -> Any:
             chosen = fold._decisions(fold.held.X).argmax(axis=1)
-            paid = fold._costs[fold.codes, chosen] * (aim.probs / held)[fold.codes]
+            paid = np.asarray(costs)[fold.codes, chosen] * (aim.probs / held)[fold.codes]
             return -np.sum(paid if fold.held.weight is None else paid * fold.held.weight)
 
         taus, score = DEFAULT_GRID if grid is None else grid, cost if scorer is None else ask

@@ -56,18 +56,13 @@ class Rows:
 
     def take(self, index: NDArray[np.intp]) -> Rows:
         """Return some of the rows."""
-        weights = {
-            name: None if weight is None else weight[index]
-            for name, weight in (("weight", self.weight), ("fit_weight", self.fit_weight))
-        }
-        return replace(
-            self,
-            X=_safe_indexing(self.X, index),
-            y=self.y[index],
-            fit_params=_check_method_params(self.X, self.fit_params, index),
-            score_params=_check_method_params(self.X, self.score_params, index),
-            **weights,
+        weights = {"weight": self.weight, "fit_weight": self.fit_weight}
+        weights, fit_params, score_params = (
+            _check_method_params(self.X, values, index)  # what has a value for each row is cut
+            for values in (weights, self.fit_params, self.score_params)
         )
+        X, y = _safe_indexing(self.X, index), self.y[index]
+        return replace(self, X=X, y=y, fit_params=fit_params, score_params=score_params, **weights)
 
     def with_weight(self, index: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
         """Return those of `index` whose weight is not zero: zero means no such row."""
@@ -418,7 +413,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
         check_costs(self.costs, classes)
         acts = self.costs is not None or np.ptp(aim.probs) > 0 or getattr(self, "tau", 1.0) == 0
-        if prefit and self._counts_labels() and prior and not np.ptp(prior.probs) and not acts:
+        if prefit and str(self.prior) == "train" and prior and not np.ptp(prior.probs) and not acts:
             raise InputError(
                 "the prior is uniform, so no tau changes any prediction; if the rows given to "
                 "`fit` were balanced and the estimator's training data were not, pass "
@@ -461,16 +456,14 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         router = MetadataRouter(owner=self).add_self_request(self)
         return router.add(estimator=self.estimator, method_mapping=mapping)
 
-    def _counts_labels(self) -> bool:
-        return isinstance(self.prior, str) and self.prior == "train"
-
     def _is_prefit(self) -> bool:
         cv = vars(self).get("cv")
-        return isinstance(self.estimator, FrozenEstimator) or (isinstance(cv, str) and cv == "prefit")
+        named = isinstance(cv, str) and cv == "prefit"
+        return named or isinstance(self.estimator, FrozenEstimator)
 
     def _warn_if_twice(self) -> None:
         """Warn if the fitted estimator favours rare classes itself."""
-        if not self._counts_labels() or np.ptp(self.adjustment_) == 0:
+        if str(self.prior) != "train" or np.ptp(self.adjustment_) == 0:
             return
         model, baked = self.estimator_, baked_tau(final_estimator(self.estimator_))
         if baked is not None and baked >= LEAST_AGAIN:
@@ -493,9 +486,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     def __sklearn_tags__(self) -> Any:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
         tags.input_tags = inner.input_tags
-        tags.no_validation = inner.no_validation
-        tags.non_deterministic = inner.non_deterministic
         if inner.classifier_tags is not None:
             tags.classifier_tags.multi_class = inner.classifier_tags.multi_class
-            tags.classifier_tags.poor_score = inner.classifier_tags.poor_score
         return tags
