@@ -299,6 +299,9 @@ def test_a_class_of_one_example_cannot_be_judged(cv, settings):
         model.fit(X, names)
     ours = [one for one in caught if one.category is UnjudgedClassWarning]
     assert [one.filename for one in ours] == [__file__]
+    assert (model.predict_proba(X) > 0).all()
+    if not settings:  # whoever holds out its only example gets it wrong at any tau
+        assert model.tau_curve_.exact.per_class(model.best_tau_)[2] == 1.0
 
 
 @pytest.mark.usefixtures("silent")

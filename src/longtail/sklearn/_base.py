@@ -193,18 +193,6 @@ def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
     return np.searchsorted(classes, labels)
 
 
-def counted_prior(totals: NDArray[Any], classes: NDArray[Any]) -> ClassPrior:
-    """Return the class frequencies of the labels given to `fit`."""
-    if np.any(totals == 0):
-        raise InputError(
-            f"prior='train' counts `y`, but class(es) {listing(classes[totals == 0])} of the "
-            f"estimator have no example there; pass prior=ClassPrior.from_counts(...) of its "
-            f"training data."
-        )
-    make = ClassPrior.from_weights if totals.dtype.kind == "f" else ClassPrior.from_counts
-    return make(totals)
-
-
 def effective_prior(
     logits: FloatArray, weight: FloatArray | None, classes: NDArray[Any], method: str
 ) -> ClassPrior:
@@ -409,7 +397,15 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         if not isinstance(self.prior, str):
             prior = given_prior(self.prior, classes, name="prior")
         elif _checks.choice(self.prior, ("train", "effective"), name="prior") == "train":
-            prior = counted_prior(rows.totals(classes, every), classes)
+            totals = rows.totals(classes, every)
+            if np.any(totals == 0):
+                raise InputError(
+                    f"prior='train' counts `y`, but class(es) {listing(classes[totals == 0])} of "
+                    f"the estimator have no example there; pass prior=ClassPrior.from_counts(...) "
+                    f"of its training data."
+                )
+            whole = totals.dtype.kind == "i"
+            prior = (ClassPrior.from_counts if whole else ClassPrior.from_weights)(totals)
         aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
         check_costs(self.costs, classes)
         acts = self.costs is not None or np.ptp(aim.probs) > 0 or getattr(self, "tau", 1.0) == 0
