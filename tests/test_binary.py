@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from longtail import Margin
+from longtail import ClassPrior, Margin, check_consistency
 from longtail.consistency.binary import BinaryLoss, CostSensitiveSVM, examples, tent
 
 GRID = np.array([0.001, 0.05, 0.2, 0.35, 0.5, 0.8, 0.95, 0.999])
@@ -180,6 +180,8 @@ def test_a_consistent_hinge_loss_has_the_tent_for_its_bayes_risk():
     for omega in (0.5, 2.0, 4.9):
         svm = CostSensitiveSVM(omega, omega / 4, 1.0, 5 / omega - 1)
         assert svm.peak() == (pytest.approx(0.2), pytest.approx(1.0))
+        assert check_consistency(svm, ClassPrior.from_probs([0.8, 0.2])).consistent
+        assert check_consistency(svm, ClassPrior.from_probs([0.7, 0.3])).consistent is False
         np.testing.assert_allclose(svm.bayes_risk(p), tent(p, 0.2), atol=1e-12)
 
 

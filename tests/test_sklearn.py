@@ -18,7 +18,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -660,6 +660,7 @@ def test_settings_are_checked_before_anything_is_fitted(kind, settings, message)
     [
         (StandardScaler(), {}, "must have predict_proba or decision_function"),
         (LinearSVC(), {"response_method": "predict_proba"}, "LinearSVC does not"),
+        (SVC(decision_function_shape="ovo"), {}, "compares pairs of classes"),
         (LinearSVC(), {"prior": "effective"}, "scores come from decision_function"),
     ],
     ids=str,

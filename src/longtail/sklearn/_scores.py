@@ -43,7 +43,8 @@ def final_estimator(estimator: Any) -> Any:
 
 def response_of(estimator: Any, response_method: str) -> str:
     """Return the method by which a fitted classifier gives a score for each of its classes."""
-    name = type(final_estimator(estimator)).__name__
+    final = final_estimator(estimator)
+    name = type(final).__name__
     wanted = METHODS if response_method == "auto" else (response_method,)
     found = next((method for method in wanted if hasattr(estimator, method)), None)
     if found is None:
@@ -53,6 +54,12 @@ def response_of(estimator: Any, response_method: str) -> str:
         raise InputError(
             f"`estimator`.classes_ must be sorted, as scikit-learn's own are, since priors and "
             f"costs go by their order; {name} has {_checks.listing(map(repr, classes.tolist()))}."
+        )
+    pairs = getattr(final, "decision_function_shape", "ovr") == "ovo" and len(classes) > 2
+    if pairs and found == "decision_function":
+        raise InputError(
+            f"{name} compares pairs of classes (decision_function_shape='ovo'); use 'ovr', which "
+            f"scores classes."
         )
     return found
 
