@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from longtail import ClassPrior, InputError, Margin, margins
+from longtail import ClassPrior, Margin, check_consistency
 from longtail.consistency.binary import BinaryLoss, CostSensitiveSVM, examples, tent
 
 GRID = np.array([0.001, 0.05, 0.2, 0.35, 0.5, 0.8, 0.95, 0.999])
@@ -142,7 +142,7 @@ def test_gamma_to_infinity_is_the_hinge_loss(name):
         excess = loss.bayes_risk(p) - hinge.bayes_risk(p)
         bound = (p * loss.omega_pos + (1 - p) * loss.omega_neg) * math.log(2) / gamma
         assert np.all((excess >= -1e-12) & (excess <= bound + 1e-12))
-    assert hinge.is_consistent(0.2)
+    assert hinge.threshold == pytest.approx(0.2)
     # At p apart from the threshold the scores come to the margins.
     np.testing.assert_allclose(loss.link([0.1, 0.4]), hinge.link([0.1, 0.4]), atol=1e-3)
     assert loss.threshold == pytest.approx(0.2, rel=1e-6)
@@ -172,27 +172,17 @@ def test_the_svms_bayes_risk_is_the_minimum_over_all_scores(svm, p):
     assert at_link == pytest.approx(min(risks), abs=1e-12)
 
 
-@pytest.mark.parametrize("pi", [0.05, 0.2, 0.4])
-def test_masnadi_shirazi_is_the_balanced_loss_with_a_constant_margin(pi):
-    svm, balanced = CostSensitiveSVM.masnadi_shirazi(pi), examples(pi)["balanced"].limit()
-    assert (svm.delta_pos, svm.delta_neg) == (balanced.delta_pos, balanced.delta_neg) == (1, 1)
-    assert svm.omega_pos / svm.omega_neg == pytest.approx(balanced.omega_pos / balanced.omega_neg)
-    assert svm.is_consistent(pi)
-
-
-def test_for_prior_is_consistent_with_maximum_one_and_is_the_tent():
+def test_a_consistent_hinge_loss_has_the_tent_for_its_bayes_risk():
+    """ω₋ = ω₊ π/(1 − π) is consistent, and δ₋ + δ₊ = 1/(π ω₊) makes the maximum 1."""
     p = np.linspace(0, 1, 51)
     # The lesser balanced error of "always +1" and "always −1", of maximum 1 (slip 5).
     np.testing.assert_allclose(tent(p, 0.2), np.minimum(p / 0.2, (1 - p) / 0.8))
     for omega in (0.5, 2.0, 4.9):
-        svm = CostSensitiveSVM.for_prior(0.2, omega_pos=omega)
-        assert svm.is_consistent(0.2)
+        svm = CostSensitiveSVM(omega, omega / 4, 1.0, 5 / omega - 1)
         assert svm.peak() == (pytest.approx(0.2), pytest.approx(1.0))
+        assert check_consistency(svm, ClassPrior.from_probs([0.8, 0.2])).consistent
+        assert check_consistency(svm, ClassPrior.from_probs([0.7, 0.3])).consistent is False
         np.testing.assert_allclose(svm.bayes_risk(p), tent(p, 0.2), atol=1e-12)
-
-
-def test_a_best_score_of_zero_predicts_nothing():
-    assert not CostSensitiveSVM(4.0, 1.0, delta_pos=0.0, delta_neg=1.0).is_consistent(0.2)
 
 
 @pytest.mark.parametrize("positive", [0, 1])
@@ -203,23 +193,3 @@ def test_from_margin_is_the_two_class_loss(positive):
     plus = margin.alpha[positive] * math.log1p(math.exp(3 * (delta[positive, negative] - f)))
     minus = margin.alpha[negative] * math.log1p(math.exp(3 * (delta[negative, positive] + f)))
     np.testing.assert_allclose(loss.loss(f), (plus, minus), rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: BinaryLoss().link(1.5), "`p` must lie in [0, 1]"),
-        (
-            lambda: BinaryLoss.from_margin(margins.softmax(ClassPrior.uniform(3))),
-            "`margin` must have two classes; 'softmax' has 3",
-        ),
-        (
-            lambda: CostSensitiveSVM.for_prior(0.2, omega_pos=6.0),
-            "`omega_pos` must be at most 1/(pi · delta_pos) = 5",
-        ),
-    ],
-)
-def test_bad_input(call, message):
-    with pytest.raises(InputError) as caught:
-        call()
-    assert message in str(caught.value)

@@ -58,7 +58,7 @@ def test_margin_matches_its_row_of_the_table(name):
     np.testing.assert_allclose(margin.alpha, alpha / (PI @ alpha), rtol=1e-12)
     assert margin.scale == settings.get("scale", 1.0)
     assert margin.name == name
-    assert margin.is_additive
+    assert margin.dense is None
 
 
 def test_named_margins_reduce_to_each_other():
@@ -88,7 +88,6 @@ def test_margins_add_and_weights_multiply():
     expected = np.arange(16.0).reshape(4, 4) + LOG(PI)[None, :]
     np.fill_diagonal(expected, 0.0)
     np.testing.assert_allclose(dense.matrix(), expected)
-    assert not dense.is_additive
 
 
 def test_scaled_margins_take_weights_but_not_other_margins():

@@ -1,41 +1,42 @@
-"""The estimators with boosting libraries, imbalanced-learn and pandas."""
+"""The estimators with other libraries and scikit-learn's own tools, what they warn of, the plot."""
 
+import importlib.util
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn import config_context
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import BaggingClassifier
+from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.metrics import balanced_accuracy_score, make_scorer
-from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.model_selection import GridSearchCV, GroupKFold, LeaveOneOut
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
 
-from longtail import AdjustedTwiceWarning, ClassPrior, InputError
+from longtail import AdjustedTwiceWarning, ClassPrior, InputError, TauCurveDisplay
 from longtail.sklearn import (
     FewExamplesWarning,
+    FixedTauOnMarginsWarning,
     LogitAdjustedClassifier,
     LogitAdjustedClassifierCV,
     UnjudgedClassWarning,
 )
+from test_sklearn import BOTH, long_tailed
 
 try:  # at once, since it adds methods to requests for metadata
     import imblearn
 except ImportError:
     imblearn = None
 
-BOTH = (LogitAdjustedClassifier, LogitAdjustedClassifierCV)
 pytestmark = pytest.mark.filterwarnings("ignore::longtail.sklearn.FewExamplesWarning")
-
-
-def rows(sizes=(120, 40, 12), seed=0):
-    rng = np.random.default_rng(seed)
-    y = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    return 1.5 * np.eye(len(sizes))[y] + rng.normal(size=(len(y), len(sizes))), y
 
 
 class Boosting(ClassifierMixin, BaseEstimator):
@@ -68,7 +69,7 @@ class Boosting(ClassifierMixin, BaseEstimator):
 @pytest.mark.parametrize("estimator", [Boosting(), make_pipeline(StandardScaler(), Boosting())])
 @pytest.mark.parametrize("names", [None, np.array(["ant", "bee", "cat", "dog"])])
 def test_labels_are_encoded_in_every_split(estimator, names):
-    X, y = rows(sizes=(60, 20, 1, 12))
+    X, y = long_tailed(sizes=(60, 20, 1, 12))
     labels = y if names is None else names[y]
     with pytest.warns(UnjudgedClassWarning):
         model = LogitAdjustedClassifierCV(estimator).fit(X, labels)
@@ -86,7 +87,7 @@ def test_labels_are_encoded_in_every_split(estimator, names):
 
 def test_xgboost_itself():
     xgboost = pytest.importorskip("xgboost")
-    X, y = rows(sizes=(60, 20, 1, 12))
+    X, y = long_tailed(sizes=(60, 20, 1, 12))
     names = np.array(["ant", "bee", "cat", "dog"])[y]
     booster = xgboost.XGBClassifier(n_estimators=5, max_depth=2, n_jobs=1)
     with pytest.warns(UnjudgedClassWarning):
@@ -99,7 +100,7 @@ def test_xgboost_itself():
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_parameters_of_fit_reach_the_estimator_without_metadata_routing(kind):
-    X, y = rows()
+    X, y = long_tailed()
     names = np.array(["ant", "bee", "cat"])[y]
     aside = [(X[:30], names[:30])]
     model = kind(Boosting()).fit(X, names, eval_set=aside, init_score=np.zeros(len(y)))
@@ -112,7 +113,7 @@ def test_parameters_of_fit_reach_the_estimator_without_metadata_routing(kind):
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_weights_of_a_pipelines_last_step_reach_the_prior(kind):
-    X, y = rows()
+    X, y = long_tailed()
     weight = np.array([0.5, 1.0, 20.0])[y]
     inner = make_pipeline(StandardScaler(), LogisticRegression())
     model = kind(inner).fit(X, y, logisticregression__sample_weight=weight)
@@ -121,15 +122,6 @@ def test_weights_of_a_pipelines_last_step_reach_the_prior(kind):
     assert alike.prior_ == model.prior_
     own = inner.fit(X, y, logisticregression__sample_weight=weight)
     np.testing.assert_array_equal(alike.estimator_.predict_proba(X), own.predict_proba(X))
-
-
-def test_raw_counts_are_understood_as_a_prior():
-    pandas = pytest.importorskip("pandas")
-    X, y = rows()
-    names = pandas.Series(np.array(["cat", "ant", "bee"])[y])
-    for prior in (names.value_counts(), names.value_counts(normalize=True), [40, 12, 120]):
-        model = LogitAdjustedClassifier(LogisticRegression(), prior=prior).fit(X, names)
-        np.testing.assert_allclose(model.prior_.probs, np.array([40, 12, 120]) / 172)
 
 
 # ------------------------------------------------------------------ another rule, not fitted again
@@ -148,7 +140,7 @@ def test_raw_counts_are_understood_as_a_prior():
     ids=str,
 )
 def test_a_fitted_model_takes_another_rule(kind, rule):
-    X, y = rows()
+    X, y = long_tailed()
     model = kind(LogisticRegression(), reweight=0.5).fit(X, y)
     before = model.predict_proba(X)
     other = model.retarget(**rule)
@@ -166,7 +158,7 @@ def test_a_fitted_model_takes_another_rule(kind, rule):
 
 
 def test_a_rule_keeps_what_is_not_said():
-    X, y = rows()
+    X, y = long_tailed()
     model = LogitAdjustedClassifier(GaussianNB(), tau=0.7, costs=[1.0, 2.0, 3.0]).fit(X, y)
     np.testing.assert_array_equal(model.retarget().predict(X), model.predict(X))
     without = LogitAdjustedClassifier(GaussianNB(), tau=0.7).fit(X, y)
@@ -179,7 +171,7 @@ def test_a_rule_keeps_what_is_not_said():
 
 
 def test_the_choice_comes_with_its_interval():
-    X, y = rows(sizes=(600, 200, 150))
+    X, y = long_tailed(sizes=(600, 200, 150))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = LogitAdjustedClassifierCV(LogisticRegression()).fit(X, y)
@@ -200,17 +192,190 @@ def test_the_choice_comes_with_its_interval():
 @pytest.mark.filterwarnings("default::longtail.sklearn.FewExamplesWarning")
 def test_few_examples_that_decide_are_told():
     with pytest.warns(FewExamplesWarning, match="in effect 23 of the held-out examples") as caught:
-        LogitAdjustedClassifierCV(GaussianNB()).fit(*rows())
+        LogitAdjustedClassifierCV(GaussianNB()).fit(*long_tailed())
     assert [one.filename for one in caught] == [__file__]
 
 
+@pytest.fixture
+def silent():
+    """Any warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FewExamplesWarning)
+        yield
+
+
+# ------------------------------------------------------------------ tau = 1 on margins
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        RidgeClassifier(),
+        LinearSVC(),
+        make_pipeline(StandardScaler(), LinearSVC()),
+        GridSearchCV(RidgeClassifier(), {"alpha": [0.1, 1.0]}, cv=2),
+        FrozenEstimator(RidgeClassifier().fit(*long_tailed(1))),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_tau_one_on_margins_says_so(estimator):
+    X, y = long_tailed()
+    message = r"margins.*LogitAdjustedClassifierCV.*CalibratedClassifier"
+    with pytest.warns(FixedTauOnMarginsWarning, match=message) as caught:
+        LogitAdjustedClassifier(estimator).fit(X, y)
+    assert [one.filename for one in caught] == [__file__]
+    with pytest.warns(FixedTauOnMarginsWarning):
+        LogitAdjustedClassifier(estimator, response_method="decision_function").fit(X, y)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogitAdjustedClassifierCV(RidgeClassifier()),
+        LogitAdjustedClassifier(CalibratedClassifierCV(LinearSVC(), cv=2)),
+        # Log-odds, since it has probabilities; and margins whose tau somebody has chosen.
+        LogitAdjustedClassifier(LogisticRegression(), response_method="decision_function"),
+        LogitAdjustedClassifier(RidgeClassifier(), tau=0.2),
+        LogitAdjustedClassifier(RidgeClassifier(), tau=0),
+        LogitAdjustedClassifier(RidgeClassifier(), target="train"),
+    ],
+    ids=["CV", "calibrated", "log-odds", "tau chosen", "tau 0", "nothing to adjust"],
+)
+def test_margins_in_good_hands_are_silent(model):
+    model.fit(*long_tailed())
+
+
+# ------------------------------------------------------------------ frozen and balanced
+
+
+def balanced_rows(X, y, each=10):
+    index = np.concatenate([np.flatnonzero(y == k)[:each] for k in np.unique(y)])
+    return X[index], y[index]
+
+
+def test_a_frozen_estimator_and_balanced_labels_are_refused():
+    fitted = LogisticRegression().fit(*long_tailed())
+    X, y = balanced_rows(*long_tailed(1))
+    message = r"the prior is uniform.*prior=ClassPrior\.from_counts"
+    with pytest.raises(InputError, match=message):
+        LogitAdjustedClassifier(FrozenEstimator(fitted)).fit(X, y)
+    weight = np.full(len(y), 0.5)
+    with pytest.raises(InputError, match=message):
+        LogitAdjustedClassifier(FrozenEstimator(fitted)).fit(X, y, sample_weight=weight)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prior": ClassPrior.from_counts([120, 40, 12])},
+        {"prior": "effective"},
+        {"prior": ClassPrior.uniform(3)},  # said, not counted
+        {"tau": 0.0},
+        {"target": [0.2, 0.3, 0.5]},
+        {"costs": [1.0, 2.0, 3.0]},
+    ],
+    ids=["its prior", "effective", "uniform", "tau 0", "target", "costs"],
+)
+def test_balanced_labels_serve_where_something_is_meant(settings):
+    fitted = LogisticRegression().fit(*long_tailed())
+    X, y = balanced_rows(*long_tailed(1))
+    LogitAdjustedClassifier(FrozenEstimator(fitted), **settings).fit(X, y)
+
+
+# ------------------------------------------------------------------ classes too small to judge
+
+
+@pytest.mark.parametrize("settings", [{}, {"prior": "effective"}, {"scoring": "accuracy"}])
+@pytest.mark.parametrize("cv", [5, 2, LeaveOneOut()], ids=str)
+@pytest.mark.filterwarnings("ignore:The least populated class")
+def test_a_class_of_one_example_cannot_be_judged(cv, settings):
+    X, y = long_tailed(sizes=(30, 12, 1, 3))
+    names = np.array(["ant", "bee", "cat", "dog"])[y]
+    model = LogitAdjustedClassifierCV(LogisticRegression(), cv=cv, **settings)
+    with pytest.warns(UnjudgedClassWarning, match=r"class\(es\) 'cat' .*tau.*without") as caught:
+        model.fit(X, names)
+    ours = [one for one in caught if one.category is UnjudgedClassWarning]
+    assert [one.filename for one in ours] == [__file__]
+    assert (model.predict_proba(X) > 0).all()
+    if not settings:  # whoever holds out its only example gets it wrong at any tau
+        assert model.tau_curve_.exact.per_class(model.best_tau_)[2] == 1.0
+
+
+@pytest.mark.usefixtures("silent")
+def test_two_examples_are_judged_whatever_the_number_of_folds():
+    X, y = long_tailed(sizes=(80, 30, 2))
+    for cv in (2, 5, 10):
+        model = LogitAdjustedClassifierCV(LogisticRegression(), cv=cv).fit(X, y)
+        # Each of the two is held out once, and asked about by a classifier that saw the other.
+        assert model.tau_curve_.exact.per_class(4.0)[2] == 0.0
+
+
+def test_folds_without_a_class_are_told_where_scores_are_averaged_over_them():
+    X, y = long_tailed(sizes=(80, 30, 3))
+    with pytest.warns(UserWarning, match="The least populated class in y has only 3 members"):
+        LogitAdjustedClassifierCV(LogisticRegression(), scoring="f1_macro").fit(X, y)
+
+
 # ------------------------------------------------------------------ rare classes favoured twice
+
+EVEN = [1 / 3] * 3
+WEIGHTED = LogisticRegression(class_weight="balanced")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "told"),
+    [
+        (WEIGHTED, "class_weight='balanced'"),
+        (LinearDiscriminantAnalysis(priors=EVEN), "even class frequencies"),
+        (GridSearchCV(LogisticRegression(), {"class_weight": ["balanced"]}, cv=2), "class_weight"),
+        (
+            make_pipeline(StandardScaler(), LogitAdjustedClassifier(LogisticRegression())),
+            "LogitAdjustedClassifier",
+        ),
+        (
+            FrozenEstimator(LogitAdjustedClassifier(LogisticRegression()).fit(*long_tailed(1))),
+            "LogitAdjustedClassifier",
+        ),
+    ],
+    ids=["weights", "priors", "search", "adjusted", "frozen"],
+)
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_classifier_that_favours_rare_classes_itself_is_told_of(kind, estimator, told):
+    X, y = long_tailed()
+    settings = {"tau_grid": [1.0]} if kind is LogitAdjustedClassifierCV else {}
+    with pytest.warns(AdjustedTwiceWarning, match=f"{told}.*prior='effective'") as caught:
+        kind(estimator, **settings).fit(X, y)
+    assert __file__ in [one.filename for one in caught]
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    "model",
+    [
+        # Calibration learns the frequencies of the labels again.
+        LogitAdjustedClassifier(CalibratedClassifierCV(WEIGHTED, cv=2)),
+        LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior=[0.3, 0.3, 0.4]),
+        LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior="effective"),
+        LogitAdjustedClassifier(WEIGHTED, tau=0),
+        # Little may be left to correct, and tau = -1 is the way back to the labels' frequencies.
+        LogitAdjustedClassifier(WEIGHTED, tau=0.2),
+        LogitAdjustedClassifier(GaussianNB(priors=EVEN), tau=-1),
+        LogitAdjustedClassifier(LogitAdjustedClassifier(LogisticRegression(), tau=0)),
+        LogitAdjustedClassifierCV(LogisticRegression(), cv=2),
+    ],
+    ids=lambda model: str(model.estimator).split("(")[0],
+)
+def test_what_is_adjusted_once_is_silent(model):
+    model.fit(*long_tailed())
 
 
 @pytest.mark.skipif(imblearn is None, reason="imbalanced-learn is not installed")
 def test_imbalanced_learn_itself():
     over = imblearn.over_sampling.RandomOverSampler(random_state=0)
-    X, y = rows()
+    X, y = long_tailed()
     for estimator in (
         imblearn.ensemble.BalancedRandomForestClassifier(
             5, sampling_strategy="all", replacement=True, bootstrap=False, random_state=0
@@ -223,15 +388,67 @@ def test_imbalanced_learn_itself():
 
 def test_catboost_itself():
     catboost = pytest.importorskip("catboost")
-    X, y = rows()
+    X, y = long_tailed()
     settings = {"iterations": 5, "verbose": 0, "allow_writing_files": False}
     weighted = catboost.CatBoostClassifier(auto_class_weights="Balanced", **settings)
     with pytest.warns(AdjustedTwiceWarning, match="auto_class_weights"):
         LogitAdjustedClassifier(weighted).fit(X, y)
     booster = catboost.CatBoostClassifier(**settings).fit(X, y)
-    fresh, labels = rows(seed=1)
+    fresh, labels = long_tailed(seed=1)
     model = LogitAdjustedClassifierCV(FrozenEstimator(booster), prior=ClassPrior.from_labels(y))
     assert model.fit(fresh, labels).predict(fresh).shape == labels.shape
+
+
+# ------------------------------------------------------------------ the plot
+
+
+@pytest.fixture
+def pyplot():
+    pytest.importorskip("matplotlib").use("agg")
+    from matplotlib import pyplot
+
+    yield pyplot
+    pyplot.close("all")
+
+
+def test_an_exact_curve_is_drawn_in_steps(pyplot):
+    model = LogitAdjustedClassifierCV(GaussianNB()).fit(*long_tailed())
+    display = TauCurveDisplay.from_estimator(model, name="wine", color="C3")
+    x, y = display.line_.get_data()
+    np.testing.assert_array_equal(x, model.tau_curve_.exact.breakpoints)
+    np.testing.assert_array_equal(y[:-1], 1 - model.tau_curve_.exact.values)
+    assert display.line_.get_drawstyle() == "steps-post"
+    assert display.line_.get_color() == "C3"
+    texts = [text.get_text() for text in display.ax_.get_legend().get_texts()]
+    assert texts == ["wine", f"chosen: tau = {model.best_tau_:.2f}"]
+    assert display.ax_.get_ylabel() == "held-out balanced accuracy"
+
+
+def test_a_grid_is_drawn_on_given_axes(pyplot):
+    model = LogitAdjustedClassifierCV(GaussianNB(), scoring="f1_macro", tau_grid=[0, 1, 2])
+    figure, ax = pyplot.subplots()
+    display = TauCurveDisplay.from_estimator(model.fit(*long_tailed()), ax=ax)
+    assert display.ax_ is ax
+    assert display.figure_ is figure
+    assert display.line_.get_xdata().tolist() == [0, 1, 2]
+    assert ax.get_ylabel() == "held-out f1 macro"
+
+
+def test_only_a_fitted_choice_has_a_curve():
+    with pytest.raises(NotFittedError):
+        TauCurveDisplay.from_estimator(LogitAdjustedClassifierCV(GaussianNB()))
+    with pytest.raises(NotFittedError):
+        TauCurveDisplay.from_estimator(LogitAdjustedClassifier(GaussianNB()).fit(*long_tailed()))
+
+
+def test_the_tables_of_the_page_are_those_of_the_record():
+    root = Path(__file__).parents[1]
+    spec = importlib.util.spec_from_file_location("make_page", root / "benchmarks/make_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (root / "docs/sklearn.md").read_text()
+    assert module.aims() in page
+    assert module.leads() in page
 
 
 # ------------------------------------------------------------------ metadata routing
@@ -277,7 +494,7 @@ def logistic(asks):
     ids=["alone", "pipeline", "nested", "search", "both", "bagging", "scaler alone", "deaf"],
 )
 def test_the_prior_is_that_of_the_weights_that_the_classifier_sees(kind, estimator, given, counts):
-    X, y = rows()
+    X, y = long_tailed()
     weight = np.array([0.5, 1.0, 20.0])[y]
     model = kind(estimator).fit(X, y, **{given: weight})
     expected = np.bincount(y, weights=weight if counts else None)
@@ -286,7 +503,7 @@ def test_the_prior_is_that_of_the_weights_that_the_classifier_sees(kind, estimat
 
 @pytest.mark.usefixtures("routing")
 def test_weights_and_groups_reach_splitter_and_scorer():
-    X, y = rows()
+    X, y = long_tailed()
     weight, groups = np.arange(len(y)) % 3 + 1.0, np.arange(len(y)) % 4
     inner = asking(GaussianNB(), True)
     scorer = make_scorer(balanced_accuracy_score).set_score_request(sample_weight=True)

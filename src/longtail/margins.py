@@ -96,11 +96,6 @@ class Margin:
         return len(self.alpha)
 
     @property
-    def is_additive(self) -> bool:
-        """Δ_{yy'} = a_y + b_{y'}, so that no L × L matrix is needed."""
-        return self.dense is None
-
-    @property
     def is_antisymmetric(self) -> bool:
         """Δ_{yy'} = b_{y'} − b_y up to rounding, the form of Theorem 1."""
         if self.dense is not None:
@@ -182,7 +177,7 @@ class Margin:
                 f"margins that are added must have as many classes: '{self.name}' has "
                 f"{self.num_classes} classes and '{other.name}' has {other.num_classes}."
             )
-        additive = self.is_additive and other.is_additive
+        additive = self.dense is None and other.dense is None
         zeros = np.zeros(self.num_classes)
         return Margin(
             alpha=self.alpha * other.alpha,

@@ -27,6 +27,7 @@ at its η.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -98,10 +99,6 @@ class Witness:
             )
         return f"{text} ({self.note})" if self.note else text
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
-
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
@@ -128,29 +125,9 @@ class Verdict:
         # `if check_consistency(...)` would take every verdict for a yes.
         raise TypeError("a Verdict is neither true nor false; ask for verdict.consistent")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        witness = None if self.witness is None else self.witness.to_dict()
-        return {**vars(self), "witness": witness}
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _PosthocRule:
-    tau: float = 1.0
-    trained_with: Margin | None = None
-
-    @property
-    def name(self) -> str:
-        """Name in tables."""
-        adjusts = isinstance(self, PosthocLogitAdjustment)
-        name = f"post-hoc {'logit adjustment' if adjusts else 'weight normalization'}"
-        if self.tau != 1.0:
-            name += f" (tau={self.tau:g})"
-        return name if self.trained_with is None else f"{name} after {self.trained_with.name}"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PosthocLogitAdjustment(_PosthocRule):
+class PosthocLogitAdjustment:
     """The rule argmax_y f_y − τ log π_y on the scores of a trained model (equation 9).
 
     Attributes:
@@ -166,9 +143,12 @@ class PosthocLogitAdjustment(_PosthocRule):
         False
     """
 
+    tau: float = 1.0
+    trained_with: Margin | None = None
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PosthocWeightNormalization(_PosthocRule):
+class PosthocWeightNormalization:
     """The rule argmax_y f_y / ν_y^τ on the scores of a trained model (equation 3).
 
     Scores are only known up to a constant, which this rule does not forgive: Σ_y f_y = 0 is
@@ -187,7 +167,9 @@ class PosthocWeightNormalization(_PosthocRule):
         (False, 0, 1)
     """
 
+    tau: float = 1.0
     norms: Any = None
+    trained_with: Margin | None = None
 
 
 def check_consistency(
@@ -220,35 +202,34 @@ def check_consistency(
     """
     prior = _checks.prior(prior)
     tolerance = _checks.positive(tolerance, name="tolerance")
-    if prior.num_classes < 2:
-        raise InputError("`prior` has one class; there is nothing to confuse.")
-    subject = margin_or_rule
-    if isinstance(subject, Margin):
-        return _judge_margin(_fitting(subject, prior), prior, tolerance)
-    if isinstance(subject, PosthocLogitAdjustment):
-        return _judge_adjustment(subject, prior, tolerance)
-    if isinstance(subject, PosthocWeightNormalization):
-        return _judge_normalization(subject, prior, tolerance)
+    subject: Any = margin_or_rule
     if isinstance(subject, CostSensitiveSVM):
         return _judge_hinge(subject, prior, tolerance)
-    hint = ""
-    if isinstance(subject, str):
-        hint = f"; for a named loss pass margins.by_name({subject!r}, prior)"
-    raise InputError(
-        f"the first argument must be a Margin, a PosthocLogitAdjustment, a "
-        f"PosthocWeightNormalization or a CostSensitiveSVM; got {type(subject).__name__}{hint}."
-    )
-
-
-def _fitting(margin: Margin | None, prior: ClassPrior) -> Margin:
-    """A loss, softmax cross-entropy if None, with as many classes as the prior."""
-    margin = margins.softmax(prior) if margin is None else margin
-    if margin.num_classes != prior.num_classes:
+    rule = isinstance(subject, PosthocLogitAdjustment | PosthocWeightNormalization)
+    loss = subject.trained_with or margins.softmax(prior) if rule else subject
+    if not isinstance(loss, Margin):
+        hint = ""
+        if isinstance(subject, str):
+            hint = f"; for a named loss pass margins.by_name({subject!r}, prior)"
         raise InputError(
-            f"`prior` has {prior.num_classes} classes but the margin '{margin.name}' has "
-            f"{margin.num_classes}; make both from the same data."
+            f"the first argument must be a Margin, a PosthocLogitAdjustment, a "
+            f"PosthocWeightNormalization or a CostSensitiveSVM; got {type(subject).__name__}{hint}."
         )
-    return margin
+    if loss.num_classes != prior.num_classes:
+        raise InputError(
+            f"`prior` has {prior.num_classes} classes but the margin '{loss.name}' has "
+            f"{loss.num_classes}; make both from the same data."
+        )
+    if not rule:
+        return _judge_margin(loss, prior, tolerance)
+    adjusts = isinstance(subject, PosthocLogitAdjustment)
+    name = f"post-hoc {'logit adjustment' if adjusts else 'weight normalization'}"
+    if subject.tau != 1.0:
+        name += f" (tau={subject.tau:g})"
+    if subject.trained_with is not None:
+        name += f" after {loss.name}"
+    judge = _judge_adjustment if adjusts else _judge_normalization
+    return replace(judge(subject, loss, prior, tolerance), subject=name)
 
 
 # --- losses -----------------------------------------------------------------------------------
@@ -327,22 +308,23 @@ def _judge_hinge(svm: CostSensitiveSVM, prior: ClassPrior, tolerance: float) -> 
     """The best score's sign changes at the threshold, which must be π."""
     if prior.num_classes != 2:
         raise InputError(f"a CostSensitiveSVM has two classes; `prior` has {prior.num_classes}.")
-    pi, ratio = float(prior.probs[1]), svm.omega_pos / svm.omega_neg
-    left = f"ω₊/ω₋ = {ratio:.6g}"
-    if svm.is_consistent(pi, tolerance=tolerance):
-        reason = f"{left} = π_0/π_1, so class 1 wins exactly where η_1 > π_1 = {pi:.6g}."
-        return Verdict(svm.name, True, reason)
-    if min(svm.delta_pos, svm.delta_neg) == 0:
+    if min(svm.delta_pos, svm.delta_neg) <= 0:
         reason = "A margin is 0, so that the best score of its class is 0 and predicts neither."
         return Verdict(svm.name, None, reason)
+    pi, ratio = float(prior.probs[1]), svm.omega_pos / svm.omega_neg
+    if math.isclose(ratio, (1 - pi) / pi, rel_tol=tolerance):
+        wins_where = f"so class 1 wins exactly where η_1 > π_1 = {pi:.6g}"
+        return Verdict(svm.name, True, f"ω₊/ω₋ = {ratio:.6g} = π_0/π_1, {wins_where}.")
     reason = (
-        f"{left} but must be π_0/π_1 = {(1 - pi) / pi:.6g}, so class 1 wins where η_1 > "
-        f"{svm.threshold:.6g} instead of where η_1 > {pi:.6g}."
+        f"ω₊/ω₋ = {ratio:.6g} but must be π_0/π_1 = {(1 - pi) / pi:.6g}, so class 1 wins where "
+        f"η_1 > {svm.threshold:.6g} instead of where η_1 > {pi:.6g}."
     )
     eta = np.array([1.0, 0.0]) + np.array([-0.5, 0.5]) * (svm.threshold + pi)
     scores = np.array([-0.5, 0.5]) * float(svm.link(eta[1]))
-    wins, ratios = int(scores[1] > 0), eta / prior.probs
-    return Verdict(svm.name, False, reason, Witness(eta, ratios, scores, scores, wins, 1 - wins))
+    wins = int(scores[1] > 0)
+    return Verdict(
+        svm.name, False, reason, Witness(eta, eta / prior.probs, scores, scores, wins, 1 - wins)
+    )
 
 
 def _refuted(subject: str, reason: str, witness: Witness | None) -> Verdict:
@@ -356,12 +338,11 @@ def _refuted(subject: str, reason: str, witness: Witness | None) -> Verdict:
 def _condition(
     margin: Margin, log_delta: FloatArray
 ) -> tuple[float, float, FloatArray, list[tuple[int, int, int]]]:
-    """Deviations from the exact condition, and the classes (i, j, k) that deviate most.
+    """Return how far a loss is from the exact condition, and the classes (i, j, k) that are most.
 
-    Returns:
-        The variation of sΔ_{yy'} − log δ_{y'} with y'; κ of the rarest class, in units of Σ δ = 1;
-        the distance of each class's κ from it, in units of what that does to log η/π at most; and
-        the suspects, with k = −1 where it takes no third class.
+    That is the variation of sΔ_{yy'} − log δ_{y'} with y'; κ of the rarest class, in units of
+    Σ δ = 1; and the distance of each class's κ from it, in units of what that does to log η/π at
+    most. k = −1 stands for no third class.
     """
     s = margin.scale
     if margin.dense is None:
@@ -414,9 +395,8 @@ def _why_consistent(margin: Margin, log_delta: FloatArray, kappa: float, toleran
 # --- post-hoc rules ---------------------------------------------------------------------------
 
 
-def _judge_adjustment(rule: PosthocLogitAdjustment, prior: ClassPrior, tolerance: float) -> Verdict:
+def _judge_adjustment(rule: Any, loss: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
     """Judge the loss with Δ_{yy'} + h_y − h_{y'}, which f + h minimises if f does that with Δ."""
-    loss = _fitting(rule.trained_with, prior)
     shift = posthoc.adjustment(prior, tau=rule.tau)
     same = (
         replace(loss, positive=loss.positive + shift, negative=loss.negative - shift)
@@ -430,16 +410,12 @@ def _judge_adjustment(rule: PosthocLogitAdjustment, prior: ClassPrior, tolerance
         witness = replace(witness, trained_scores=trained - trained.mean())
     factor = "" if rule.tau == 1.0 else f"{rule.tau:g}·"
     reason = f"The rule is the loss with {factor}log(π_y'/π_y) added to Δ_yy': {verdict.reason}"
-    return Verdict(rule.name, verdict.consistent, reason, witness)
+    return replace(verdict, reason=reason, witness=witness)
 
 
-def _judge_normalization(
-    rule: PosthocWeightNormalization, prior: ClassPrior, tolerance: float
-) -> Verdict:
+def _judge_normalization(rule: Any, loss: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
     """Positive norms can't make a negative score win against a positive one."""
-    tau, name = _checks.tau(rule.tau), rule.name
-    loss = _fitting(rule.trained_with, prior)
-    log_factor, division = None, None
+    tau, log_factor, division = _checks.tau(rule.tau), None, None
     if rule.norms is not None:
         log_factor = tau * posthoc.log_norms(rule.norms, num_classes=prior.num_classes)
         division = partial(posthoc.normalize_weights, norms=np.exp(log_factor))
@@ -447,29 +423,30 @@ def _judge_normalization(
     if tau == 0.0 or (log_factor is not None and np.ptp(log_factor) <= tolerance):
         unmoved = "Equal factors ν_y^τ change no winner"
     elif search.apart(np.zeros(prior.num_classes))[2] > tolerance:
-        return _refute_all_norms(name, search)
+        return _refute_all_norms(search)
     elif prior.num_classes == 2:
         unmoved = (
             "Two scores with sum 0 have opposite signs, so that no positive norms change the winner"
         )
     verdict = _judge_margin(loss, prior, tolerance)
     if unmoved is not None:
-        return replace(verdict, subject=name, reason=f"{unmoved}: {verdict.reason}")
+        return replace(verdict, reason=f"{unmoved}: {verdict.reason}")
     if log_factor is None:
         reason = (
             f"It depends on the norms, since '{loss.name}' favours no class at η = π; pass "
             f"norms=, the weight vectors' norms or a ClassPrior."
         )
-        return Verdict(name, None, reason)
-    return _refute_norms(name, search, log_factor, verdict)
+        return Verdict(loss.name, None, reason)
+    return _refute_norms(search, log_factor, verdict)
 
 
-def _refute_all_norms(name: str, search: _Search) -> Verdict:
+def _refute_all_norms(search: _Search) -> Verdict:
     """A class with the lowest score at η = π stays below zero when it becomes the right one."""
+    name = search.margin.name
     try:
         at_prior = risk.link(search.margin, search.prior.probs)
     except InputError:
-        reason = f"'{search.margin.name}' has no best scores that double precision resolves."
+        reason = f"'{name}' has no best scores that double precision resolves."
         return Verdict(name, None, reason)
     k = int(np.argmin(at_prior))
     note = f"class {k}'s score is negative and another's is not, which no positive norms change"
@@ -482,9 +459,9 @@ def _refute_all_norms(name: str, search: _Search) -> Verdict:
     return _refuted(name, reason, witness and replace(witness, note=note))
 
 
-def _refute_norms(name: str, search: _Search, log_factor: FloatArray, verdict: Verdict) -> Verdict:
+def _refute_norms(search: _Search, log_factor: FloatArray, verdict: Verdict) -> Verdict:
     """Unequal norms separate two classes that lead together; one of them is then wrong."""
-    loss, size = search.margin, len(log_factor)
+    name, size = search.margin.name, len(log_factor)
     small, large = int(np.argmin(log_factor)), int(np.argmax(log_factor))
     spread = float(log_factor[large] - log_factor[small])
     reason = (
@@ -493,22 +470,20 @@ def _refute_norms(name: str, search: _Search, log_factor: FloatArray, verdict: V
         f"little larger for class {large}."
     )
     if not verdict.consistent:
-        reason = f"'{loss.name}' is not consistent, and these norms do not make up for it."
+        reason = f"'{name}' is not consistent, and these norms do not make up for it."
     points = list(product((0.25, 1.0, 4.0), (0.5, 0.1, 0.9)))
     for height, part in points:
         # `large` leads in f by less than the norms take away.
-        scores = np.empty(size)
-        scores[small] = height / loss.scale
-        scores[large] = scores[small] * np.exp(min(part * spread, 1.0))
-        rest = np.delete(np.arange(size), [small, large])
-        scores[rest] = -(scores[small] + scores[large]) / len(rest)
+        pair = height / search.margin.scale * np.array([1.0, np.exp(min(part * spread, 1.0))])
+        scores = np.full(size, -pair.sum() / (size - 2))
+        scores[[small, large]] = pair
         if witness := search.near(scores):
             return Verdict(name, False, reason, witness)
     other = verdict.witness
     if other is not None and (witness := search.certify(other.eta)):
         return Verdict(name, False, reason, witness)
     reason = (
-        f"'{loss.name}' favours no class at η = π, and none of {len(points) + bool(other)} points "
+        f"'{name}' favours no class at η = π, and none of {len(points) + bool(other)} points "
         f"at which the norms decide between two classes refutes the rule."
     )
     return Verdict(name, None, reason)
@@ -536,11 +511,7 @@ class _Search:
         return least, most, float(ratio[most] - ratio[least])
 
     def certify(self, eta: FloatArray, scores: FloatArray | None = None) -> Witness | None:
-        """Return the Witness that η is, or None if it proves nothing.
-
-        The risk is minimised at η itself (by `scores`, where known), the gradient must vanish, and
-        the winner is compared with the class that should win.
-        """
+        """Return the Witness that η is, with the scores that minimise the risk there, or None."""
         if eta.min() < np.finfo(np.float64).tiny:
             return None
         try:

@@ -12,8 +12,8 @@ belongs to one η = inverse_link(f). Both maps are exact here, without a general
 * For Δ_{yy'} = a_y + b_{y'} this is a quadratic equation per class: with u = softmax(s·(f + b)),
   w_y ∝ u_y · [(1 − u_y) + e^{−s·(a_y + b_y)} u_y], found in O(L).
 
-In all functions `margin` gives α, Δ and the scale s; `eta` is η, shape (..., num_classes), rows
-of non-negative numbers that sum to 1; `scores` is f, of the same shape.
+In all functions `margin` gives α, Δ and the scale s; `eta` is η, shape (num_classes,), positive
+with sum 1; `scores` is f, of the same shape.
 """
 
 from __future__ import annotations
@@ -27,18 +27,6 @@ from longtail._checks import FloatArray, InputError
 from longtail.margins import Margin
 
 _LOG2, _LOG4 = np.log(2.0), np.log(4.0)
-
-
-def conditional_risk(margin: Margin, eta: Any, scores: Any) -> FloatArray:
-    """Return the expected loss R(η, f), shape (...)."""
-    eta, f, s = _probabilities(eta, margin), np.asarray(scores, np.float64), margin.scale
-    if margin.dense is None:
-        # The loss of every target class at once; the target stays out of the sum.
-        rivals = _log_sum_of_others(s * (f + margin.negative))
-        losses = np.logaddexp(0.0, rivals - s * (f - margin.positive))
-    else:
-        losses = _log_sum(s * (margin.dense + f[..., None, :] - f[..., :, None]))[..., 0]
-    return np.asarray((eta * margin.alpha * losses).sum(axis=-1))
 
 
 def inverse_link(margin: Margin, scores: Any) -> FloatArray:
@@ -69,21 +57,20 @@ def link(margin: Margin, eta: Any) -> FloatArray:
         >>> link(margins.logit_adjusted(prior), [0.8, 0.2]).round(9) + 0.0  # a tie at η = π
         array([0., 0.])
     """
-    eta = _probabilities(eta, margin)
+    eta = np.asarray(eta, np.float64)
+    _checks.probability_rows(eta[None], name="eta")
     if np.any(eta == 0):
         raise InputError(
             "`eta` must be positive, but a probability is 0, whose best score is minus infinity."
         )
-    rows = eta.reshape(-1, margin.num_classes)
-    log_w = _log_softmax(np.log(rows) + np.log(margin.alpha))
+    log_w = _log_softmax(np.log(eta) + np.log(margin.alpha))
     additive = additive_parts(margin)
     if additive is None:
-        scores = np.array([_minimize_dense(margin.scale * margin.matrix(), row) for row in log_w])
+        scores = _minimize_dense(margin.scale * margin.matrix(), log_w)
     else:
         a, b = additive
         scores = _solve_additive(log_w, a + b) - b
-    scores = (scores - scores.mean(axis=-1, keepdims=True)) / margin.scale
-    return np.asarray(scores.reshape(eta.shape))
+    return np.asarray((scores - scores.mean()) / margin.scale)
 
 
 def additive_parts(margin: Margin) -> tuple[FloatArray, FloatArray] | None:
@@ -97,7 +84,7 @@ def additive_parts(margin: Margin) -> tuple[FloatArray, FloatArray] | None:
 
 
 def gradient(margin: Margin, eta: Any, scores: Any) -> FloatArray:
-    """Return ∂R(η, f)/∂f for one η and f, shape (num_classes,); it vanishes at f = link(η)."""
+    """Return ∂R(η, f)/∂f, shape (num_classes,); it vanishes at f = link(η)."""
     s = margin.scale
     f, w = s * np.asarray(scores, np.float64), np.asarray(eta, np.float64) * margin.alpha
     if margin.dense is not None:
@@ -124,21 +111,20 @@ def _log_softmax(values: FloatArray) -> FloatArray:
 
 
 def _log_sum_of_others(values: FloatArray) -> FloatArray:
-    """log Σ_{j≠k} e^{v_j} for every k of the last axis, in O(L) and without cancelling."""
-    top = np.argmax(values, axis=-1, keepdims=True)
-    total = _log_sum(values)
+    """log Σ_{j≠k} e^{v_j} for every k, in O(L) and without cancelling."""
+    top, total = int(np.argmax(values)), _log_sum(values)
     # No class but the top one holds more than half of the sum, so 1 − share loses nothing.
     share = np.exp(values - total)
-    np.put_along_axis(share, top, 0.0, axis=-1)
+    share[top] = 0.0
     rest = total + np.log1p(-share)
     without_top = values.copy()
-    np.put_along_axis(without_top, top, -np.inf, axis=-1)
-    np.put_along_axis(rest, top, _log_sum(without_top), axis=-1)
+    without_top[top] = -np.inf
+    rest[top] = _log_sum(without_top)[0]
     return np.asarray(rest)
 
 
 def _solve_additive(log_w: FloatArray, c: FloatArray) -> FloatArray:
-    """log u with u_k · [(1 − u_k) + e^{−c_k} u_k] ∝ w_k and Σ u = 1, for rows of log w.
+    """log u with u_k · [(1 − u_k) + e^{−c_k} u_k] ∝ w_k and Σ u = 1.
 
     With the factor λ of proportionality given, each class solves a quadratic. If c_k > 0 that
     has two roots, u_k below and above 1/(2·(1 − e^{−c_k})) > 1/2, so at most one class can
@@ -151,27 +137,23 @@ def _solve_additive(log_w: FloatArray, c: FloatArray) -> FloatArray:
     with np.errstate(divide="ignore"):
         log_bend = np.log(-np.expm1(-np.maximum(c, 0.0)))  # log(1 − e^{−c}) for c > 0
     key = log_bend + log_w if np.any(c > 0) else log_w
-    lead = np.argmax(key, axis=-1)[:, None]
-    w_lead, c_lead = np.take_along_axis(log_w, lead, axis=-1), c[lead]
+    lead = int(np.argmax(key))
 
-    def others(z: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def others(z: float) -> FloatArray:
+        """log u of all but the leading class, if that has logit(u) = z."""
         log_v, log_rest = -np.logaddexp(0.0, -z), -np.logaddexp(0.0, z)
-        log_factor = log_v + np.logaddexp(log_rest, log_v - c_lead) - w_lead
+        log_factor = log_v + np.logaddexp(log_rest, log_v - c[lead]) - log_w[lead]
         log_u = _lower_root(log_factor + log_w, c)
-        np.put_along_axis(log_u, lead, -np.inf, axis=-1)
-        return log_u, _log_sum(log_u) - log_rest
+        log_u[lead] = -np.inf
+        return log_u
 
-    reach = 100.0 + 4.0 * (np.ptp(log_w) + np.abs(c).max())
-    low, high = np.full(lead.shape, -reach), np.full(lead.shape, reach)
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if np.all((middle == low) | (middle == high)):
-            break
-        too_much = others(middle)[1] > 0
-        low, high = np.where(too_much, low, middle), np.where(too_much, middle, high)
-    z = 0.5 * (low + high)
-    log_u = others(z)[0]
-    np.put_along_axis(log_u, lead, -np.logaddexp(0.0, -z), axis=-1)
+    high = 100.0 + 4.0 * float(np.ptp(log_w) + np.abs(c).max())
+    low = -high
+    while low < (middle := 0.5 * (low + high)) < high:
+        too_much = _log_sum(others(middle))[0] + np.logaddexp(0.0, middle) > 0
+        low, high = (low, middle) if too_much else (middle, high)
+    log_u = others(middle)
+    log_u[lead] = -np.logaddexp(0.0, -middle)
     return log_u
 
 
@@ -193,24 +175,21 @@ def _log_stationary(margin: Margin, scores: FloatArray) -> FloatArray:
     smallest entries keep all their digits.
     """
     size = margin.num_classes
-    rows = scores.reshape(-1, size)
-    # of shape (rows, from, to)
-    chain = np.exp(_log_softmax(margin.scale * (margin.matrix() + rows[:, None, :])))
+    chain = np.exp(_log_softmax(margin.scale * (margin.matrix() + scores)))  # from, to
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         for k in range(size - 1, 0, -1):
-            chain[:, :k, k] /= chain[:, k, :k].sum(axis=1)[:, None]
-            chain[:, :k, :k] += chain[:, :k, k, None] * chain[:, k, None, :k]
-        weight = np.zeros_like(rows)
-        weight[:, 0] = 1.0
+            chain[:k, k] /= chain[k, :k].sum()
+            chain[:k, :k] += chain[:k, k, None] * chain[k, :k]
+        weight = np.ones(size)
         for k in range(1, size):
-            weight[:, k] = (weight[:, :k] * chain[:, :k, k]).sum(axis=1)
+            weight[k] = (weight[:k] * chain[:k, k]).sum()
         log_weight = np.log(weight)
     if not np.all(np.isfinite(log_weight)):
         raise InputError(
             "the scores and margins differ by more than double precision can hold (e^700); scale "
             "them down."
         )
-    return np.asarray(log_weight.reshape(scores.shape))
+    return np.asarray(log_weight)
 
 
 def _minimize_dense(delta: FloatArray, log_w: FloatArray) -> FloatArray:
@@ -265,9 +244,3 @@ def _derivatives(delta: FloatArray, w: FloatArray, f: FloatArray) -> tuple[Float
     np.fill_diagonal(hessian, 0.0)
     np.fill_diagonal(hessian, np.maximum(-hessian.sum(axis=1), np.finfo(np.float64).tiny))
     return gradient, hessian
-
-
-def _probabilities(values: Any, margin: Margin) -> FloatArray:
-    eta = np.asarray(values, dtype=np.float64)
-    _checks.probability_rows(eta.reshape(-1, margin.num_classes), name="eta")
-    return eta

@@ -7,7 +7,7 @@ scikit-learn's `FixedThresholdClassifier` and `TunedThresholdClassifierCV` are t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -32,7 +32,6 @@ from longtail.sklearn._base import (
     listing,
     target_prior,
 )
-from longtail.sklearn._display import TauCurveDisplay as TauCurveDisplay
 from longtail.sklearn._scores import final_estimator
 from longtail.tuning import (
     ENOUGH_TO_DECIDE,
@@ -227,10 +226,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             evenly spaced ones, 0, 0.05, ..., 4, for the others.
         prior: as in LogitAdjustedClassifier, with "effective" the mean of the held-out
             predictions. For "prefit", "train" counts the labels given to `fit`.
-        target: as in LogitAdjustedClassifier.
-        costs: as in LogitAdjustedClassifier.
-        reweight: as in LogitAdjustedClassifier.
-        response_method: as in LogitAdjustedClassifier.
+        target, costs, reweight, response_method: as in LogitAdjustedClassifier.
         n_jobs: splits fitted at a time, as in joblib.
         random_state: of the shuffled split, if `cv` is a fraction.
         store_cv_results: whether to keep `cv_results_`.
@@ -321,29 +317,26 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             _checks.all_finite(grid, name="tau_grid")
         rows, classes, prior = self._checked(X, y, sample_weight, params)
         scorer = self._scorer()
-        estimator = FrozenEstimator(self.estimator) if named_prefit else self.estimator
-        names = ("prior", "target", "costs", "reweight", "response_method")
-        settings = {name: getattr(self, name) for name in names}
+        shared = ("prior", "target", "costs", "reweight", "response_method")
+        settings = {name: getattr(self, name) for name in shared}
+        settings["estimator"] = FrozenEstimator(self.estimator) if named_prefit else self.estimator
         folds: list[_Fold] = Parallel(n_jobs=self.n_jobs)(
-            delayed(_Fold(estimator, **settings).fit_split)(rows, *split, classes, prior)
+            delayed(_Fold(**settings).fit_split)(rows, *split, classes, prior)
             for split in self._splits(rows, pooled=scorer is None)
         )
         if prior is None:
+            weights = [fold.held.weight for fold in folds if fold.held.weight is not None]
+            weight = np.concatenate(weights) if weights else None
             logits = np.concatenate([fold.logits for fold in folds])
-            weight = None
-            if rows.weight is not None:
-                weight = np.concatenate([fold.held.weight for fold in folds])
             prior = effective_prior(logits, weight, classes, folds[0]._method)
-        aim = target_prior(self.target, prior, classes)
         for fold in folds:
-            fold.target = aim
-            fold._set_rule(fold._labels_prior if self._counts_labels() else prior, 1.0)
-        self.tau_curve_, split_scores = self._choose(folds, aim, scorer, grid)
-        self.best_tau_, self.best_score_ = self.tau_curve_.tau, self.tau_curve_.score
-        self.best_tau_interval_ = self.tau_curve_.interval
-        self.__dict__.pop("cv_results_", None)  # of an earlier fit
+            fold.target = target_prior(self.target, prior, classes)
+            fold._set_rule(fold._labels_prior if str(self.prior) == "train" else prior, 1.0)
+        self.tau_curve_, split_scores = self._choose(folds, scorer, grid)
+        curve = self.tau_curve_
+        self.best_tau_, self.best_score_ = curve.tau, curve.score
+        self.best_tau_interval_ = curve.interval
         if self.store_cv_results:
-            curve = self.tau_curve_
             self.cv_results_: dict[str, Any] = {"taus": curve.taus, "scores": curve.scores}
             if split_scores is not None:
                 self.cv_results_["split_scores"] = split_scores
@@ -351,12 +344,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             self._learn(rows, rows.with_weight(), classes, prior)
         else:
             (fold,) = folds
-            lacking = np.setdiff1d(classes, fold.estimator_.classes_)
-            if len(lacking):
-                raise InputError(
-                    f"with refit=False the classifier never saw class(es) {listing(lacking)}, "
-                    f"which the split held out; pass refit=True."
-                )
             self.estimator_, self.classes_ = fold.estimator_, classes
             self._method, self._offset, prior = fold._method, fold._offset, fold.prior_
         self._set_rule(prior, self.best_tau_)
@@ -368,7 +355,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         """Return the scorer to ask, or None for the target's own criterion."""
         if self.scoring not in OWN:
             return check_scoring(self.estimator, scoring=self.scoring)
-        balanced = isinstance(self.target, str) and self.target == "balanced" and self.costs is None
+        balanced = str(self.target) == "balanced" and self.costs is None
         if self.scoring == "balanced_accuracy" and not balanced:
             raise InputError(
                 "scoring='balanced_accuracy' judges all classes alike, but `target` or `costs` say "
@@ -405,25 +392,22 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         return splits
 
     def _choose(
-        self, folds: Sequence[_Fold], aim: ClassPrior, scorer: Any, grid: FloatArray | None
+        self, folds: Sequence[_Fold], scorer: Any, grid: FloatArray | None
     ) -> tuple[TauScores, FloatArray | None]:
         """Return the score over tau with the choice, and each split's own if a scorer gave them."""
-        classes, costs = folds[0].classes_, folds[0]._costs
-        if scorer is None:
-            codes = [encode(fold.held.y, classes) for fold in folds]
-            parts = zip(codes, folds, strict=True)
-            held = sum(np.bincount(k, f.held.weight, minlength=len(classes)) for k, f in parts)
-            if np.any(held == 0):
-                raise InputError(
-                    f"every class needs held-out examples to be judged by, but class(es) "
-                    f"{listing(classes[held == 0])} have none; use "
-                    f"other splits, or pass rows of these classes."
-                )
+        aim, costs = folds[0].target, folds[0]._costs  # as of all folds
+        held = sum(np.bincount(f.codes, f.held.weight, len(aim.probs)) for f in folds)
+        if scorer is None and np.any(held == 0):
+            raise InputError(
+                f"every class needs held-out examples to be judged by, but class(es) "
+                f"{listing(folds[0].classes_[held == 0])} have none; use other splits, or pass "
+                f"rows of these classes."
+            )
         if scorer is None and (costs is None or costs.ndim == 1):
-            intervals = TauIntervals.merge(
+            parts = TauIntervals.merge(
                 TauIntervals.from_logits(
                     fold.logits,
-                    encode(fold.held.y, classes),
+                    fold.codes,
                     fold.prior_,
                     target_prior=aim,
                     costs=costs,
@@ -431,23 +415,20 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 )
                 for fold in folds
             )
-            if grid is not None:
-                curve = TauCurve(intervals, bounds=BOUNDS)
-                return TauScores.of_grid(grid, 1.0 - curve(grid)), None
-            return TauScores.of_intervals(intervals, self.select), None
+            if grid is None:
+                return TauScores.of_intervals(parts, self.select), None
+            return TauScores.of_grid(grid, 1.0 - TauCurve(parts, bounds=BOUNDS)(grid)), None
 
-        def score(fold: _Fold, tau: float) -> float:
-            fold._set_rule(fold.prior_, tau)
-            rows = fold.held
-            if scorer is not None:
-                return float(scorer(fold, rows.X, rows.y, **rows.score_params))
-            assert costs is not None
-            true, chosen = encode(rows.y, classes), fold._decisions(rows.X).argmax(axis=1)
-            paid = costs[true, chosen] * (aim.probs / held)[true]
-            return -float(np.sum(paid if rows.weight is None else paid * rows.weight))
+        def ask(fold: _Fold) -> Any:
+            return scorer(fold, fold.held.X, fold.held.y, **fold.held.score_params)
 
-        taus = DEFAULT_GRID if grid is None else grid
-        table = np.array([[score(fold, float(tau)) for tau in taus] for fold in folds])
+        def cost(fold: _Fold) -> Any:
+            chosen = fold._decisions(fold.held.X).argmax(axis=1)
+            paid = np.asarray(costs)[fold.codes, chosen] * (aim.probs / held)[fold.codes]
+            return -np.sum(paid if fold.held.weight is None else paid * fold.held.weight)
+
+        taus, score = DEFAULT_GRID if grid is None else grid, cost if scorer is None else ask
+        table = np.array([[fold.score_at(float(tau), score) for tau in taus] for fold in folds])
         if not np.all(np.isfinite(table)):
             raise InputError(
                 "the scorer gave NaN or infinity on some split; it may need every class in every "
@@ -456,9 +437,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         if scorer is None:
             return TauScores.of_grid(taus, table.sum(axis=0)), None
         return TauScores.of_grid(taus, table.mean(axis=0)), table
-
-    def _is_prefit(self) -> bool:
-        return super()._is_prefit() or (isinstance(self.cv, str) and self.cv == "prefit")
 
     def _warn_of_few(self, folds: Sequence[_Fold]) -> None:
         known = [np.intersect1d(fold.held.y, fold.estimator_.classes_) for fold in folds]
@@ -527,9 +505,8 @@ class TauScores:
     def of_intervals(cls, parts: TauIntervals, select: Any) -> TauScores:
         """Choose from the exact curve, given as scores at the middle of its cells."""
         found = tune_from_intervals(parts, select=select, bounds=BOUNDS, n_bootstrap=REPLICATES)
-        edges = found.curve.breakpoints
+        edges, scores = found.curve.breakpoints, 1.0 - found.curve.values
         middles = (edges[:-1] + edges[1:]) / 2
-        scores = 1.0 - found.curve.values
         return cls(middles, scores, found.tau, 1.0 - found.error, found.confidence, found.curve)
 
     def __repr__(self) -> str:
@@ -541,6 +518,75 @@ class TauScores:
             f"TauScores(tau={self.tau:.3g}{interval}, score={self.score:.4g}, "
             f"{kind}={len(self.taus)})"
         )
+
+
+@dataclass(eq=False, repr=False)
+class TauCurveDisplay:
+    """The plot of the held-out score against tau; make one with `from_estimator`.
+
+    Attributes:
+        curve: the TauScores to draw.
+        score_name: name of the score.
+        ax_: matplotlib axes, once drawn; likewise `figure_` and `line_`, the curve.
+    """
+
+    curve: TauScores
+    score_name: str = "score"
+
+    @classmethod
+    def from_estimator(
+        cls, estimator: Any, *, ax: Any = None, name: str | None = None, **kwargs: Any
+    ) -> TauCurveDisplay:
+        """Draw the curve of a fitted LogitAdjustedClassifierCV, and its choice.
+
+        Args:
+            estimator: fitted.
+            ax: matplotlib axes to draw on; new ones if None.
+            name: label of the curve, for a legend that compares several.
+            **kwargs: for matplotlib's `plot`.
+
+        Examples:
+            >>> import matplotlib; matplotlib.use("agg")
+            >>> from sklearn.datasets import load_iris
+            >>> from sklearn.naive_bayes import GaussianNB
+            >>> X, y = load_iris(return_X_y=True)
+            >>> tuned = LogitAdjustedClassifierCV(GaussianNB()).fit(X[:130], y[:130])
+            >>> TauCurveDisplay.from_estimator(tuned).ax_.get_xlabel()
+            'tau'
+        """
+        check_is_fitted(estimator, "tau_curve_")
+        scoring = estimator.scoring if isinstance(estimator.scoring, str) else "score"
+        score_name = scoring.replace("target", "score under the target").replace("_", " ")
+        return cls(estimator.tau_curve_, score_name).plot(ax=ax, name=name, **kwargs)
+
+    def plot(self, ax: Any = None, *, name: str | None = None, **kwargs: Any) -> TauCurveDisplay:
+        """Draw the curve, the chosen tau with its interval, and tau = 1 for comparison.
+
+        Args:
+            ax: as in `from_estimator`.
+            name: as in `from_estimator`.
+            **kwargs: for matplotlib's `plot`.
+        """
+        if ax is None:
+            _, ax = _checks.require("matplotlib.pyplot", extra="report").subplots()
+        curve = self.curve
+        if curve.exact is None:
+            (line,) = ax.plot(curve.taus, curve.scores, label=name, **kwargs)
+        else:
+            # Constant within each cell: hold a score until the cell's end.
+            held = np.append(curve.scores, curve.scores[-1:])
+            style = {"drawstyle": "steps-post", **kwargs}
+            (line,) = ax.plot(curve.exact.breakpoints, held, label=name, **style)
+        color = line.get_color()
+        if curve.interval is not None:
+            ax.axvspan(*curve.interval, color=color, alpha=0.1, linewidth=0, zorder=0)
+        ax.axvline(1.0, color="0.7", linewidth=1, linestyle=":", zorder=0)
+        label = f"chosen: tau = {curve.tau:.2f}"
+        ax.plot([curve.tau], [curve.score], "o", color=color, label=label)
+        ax.set(xlabel="tau", ylabel=f"held-out {self.score_name}")
+        ax.legend()
+        self.ax_, self.figure_, self.line_ = ax, ax.figure, line
+        return self
 
 
 class _Fold(LogitAdjustedClassifier):
@@ -555,11 +601,15 @@ class _Fold(LogitAdjustedClassifier):
         prior: ClassPrior | None,
     ) -> _Fold:
         """Fit on the rows `train`, and read the logits of the rows `held_out`."""
-        frozen = self._is_prefit()
-        self.held = rows.take(held_out, None if frozen else self.estimator, train)
-        self._learn(rows, held_out if frozen else train, classes, prior)
-        self.logits = super()._logits(self.held.X)
+        self.held = rows.take(held_out)
+        self._learn(rows, held_out if self._is_prefit() else train, classes, prior)
+        self.codes, self.logits = encode(self.held.y, classes), super()._logits(self.held.X)
         return self
 
     def _logits(self, X: Any) -> FloatArray:
         return self.logits if X is self.held.X else super()._logits(X)
+
+    def score_at(self, tau: float, score: Callable[[_Fold], Any]) -> float:
+        """Return the score of this fold's predictions at another tau."""
+        self._set_rule(self.prior_, tau)
+        return float(score(self))

@@ -22,7 +22,6 @@ from sklearn.utils.metadata_routing import (
     get_routing_for_object,
     process_routing,
 )
-from sklearn.utils.metaestimators import _safe_split
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_method_params, _check_y, check_is_fitted
 
@@ -55,32 +54,15 @@ class Rows:
     score_params: dict[str, Any]
     split_params: dict[str, Any]  # of all rows, never of some
 
-    def take(
-        self,
-        index: NDArray[np.intp],
-        estimator: Any = None,
-        columns: NDArray[np.intp] | None = None,
-    ) -> Rows:
-        """Return some of the rows; of the precomputed kernel of an `estimator` some columns, too.
-
-        Args:
-            index: which.
-            estimator: what is fitted on them or asked about them; None keeps all columns.
-            columns: columns of a precomputed kernel to keep (default `index`).
-        """
-        if estimator is None:
-            X = _safe_indexing(self.X, index)
-        else:
-            X, _ = _safe_split(estimator, self.X, None, index, columns)
-        return replace(
-            self,
-            X=X,
-            y=self.y[index],
-            weight=None if self.weight is None else self.weight[index],
-            fit_weight=None if self.fit_weight is None else self.fit_weight[index],
-            fit_params=_check_method_params(self.X, self.fit_params, index),
-            score_params=_check_method_params(self.X, self.score_params, index),
+    def take(self, index: NDArray[np.intp]) -> Rows:
+        """Return some of the rows."""
+        weights = {"weight": self.weight, "fit_weight": self.fit_weight}
+        weights, fit_params, score_params = (
+            _check_method_params(self.X, values, index)  # what has a value for each row is cut
+            for values in (weights, self.fit_params, self.score_params)
         )
+        X, y = _safe_indexing(self.X, index), self.y[index]
+        return replace(self, X=X, y=y, fit_params=fit_params, score_params=score_params, **weights)
 
     def with_weight(self, index: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
         """Return those of `index` whose weight is not zero: zero means no such row."""
@@ -107,20 +89,20 @@ class Rows:
 
 def weight_name(estimator: Any) -> str:
     """Return the name under which `fit` takes the weights of a pipeline's classifier."""
-    if get_config()["enable_metadata_routing"]:
-        request = get_routing_for_object(final_estimator(estimator))
-        if not isinstance(estimator, Pipeline | BaseSearchCV) or not hasattr(request, "fit"):
-            return "sample_weight"
-        asked = request.fit.requests.get("sample_weight")  # perhaps under another name
-        return asked if isinstance(asked, str) else "sample_weight" if asked else ""
-    name = ""
-    while isinstance(estimator, Pipeline | BaseSearchCV):
-        if isinstance(estimator, Pipeline):
-            name += f"{estimator.steps[-1][0]}__"
-            estimator = estimator.steps[-1][1]
+    inner, prefix = estimator, ""
+    while isinstance(inner, Pipeline | BaseSearchCV):
+        if isinstance(inner, Pipeline):
+            prefix += f"{inner.steps[-1][0]}__"
+            inner = inner.steps[-1][1]
         else:
-            estimator = estimator.estimator
-    return f"{name}sample_weight"
+            inner = inner.estimator
+    if not get_config()["enable_metadata_routing"]:
+        return f"{prefix}sample_weight"
+    request = get_routing_for_object(inner)
+    if inner is estimator or not hasattr(request, "fit"):
+        return "sample_weight"
+    asked = request.fit.requests.get("sample_weight")  # perhaps under another name
+    return asked if isinstance(asked, str) else "sample_weight" if asked else ""
 
 
 # ------------------------------------------------------------------ settings
@@ -211,18 +193,6 @@ def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
     return np.searchsorted(classes, labels)
 
 
-def counted_prior(totals: NDArray[Any], classes: NDArray[Any]) -> ClassPrior:
-    """Return the class frequencies of the labels given to `fit`."""
-    if np.any(totals == 0):
-        raise InputError(
-            f"prior='train' counts `y`, but class(es) {listing(classes[totals == 0])} of the "
-            f"estimator have no example there; pass prior=ClassPrior.from_counts(...) of its "
-            f"training data."
-        )
-    make = ClassPrior.from_weights if totals.dtype.kind == "f" else ClassPrior.from_counts
-    return make(totals)
-
-
 def effective_prior(
     logits: FloatArray, weight: FloatArray | None, classes: NDArray[Any], method: str
 ) -> ClassPrior:
@@ -260,10 +230,10 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         Args:
             X: what the estimator's own `predict` takes, shape (examples, features).
             target_prior: q for each example, shape (examples, classes), such as the class
-                frequencies of its place or season; None for that of `target`.
+                frequencies of its place or season, or one row for all; None for `target`.
         """
-        check_is_fitted(self)
-        return np.asarray(self.classes_[self._decisions(X, target_prior).argmax(axis=1)])
+        best = self._decisions(X, target_prior).argmax(axis=1)
+        return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Any, *, target_prior: Any = None) -> FloatArray:
         """Return probabilities under the target prior: softmax_y(f_y − tau (log π_y − log q_y)).
@@ -275,12 +245,10 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             X: as in `predict`.
             target_prior: as in `predict`.
         """
-        check_is_fitted(self)
         return np.asarray(softmax(self._adjusted(X, target_prior), axis=1))
 
     def predict_log_proba(self, X: Any) -> FloatArray:
         """Return logarithms of `predict_proba`, without its underflow."""
-        check_is_fitted(self)
         return np.asarray(log_softmax(self._adjusted(X), axis=1))
 
     def decision_function(self, X: Any) -> FloatArray:
@@ -288,7 +256,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
 
         For two classes it is the second class's score less the first's, shape (examples,).
         """
-        check_is_fitted(self)
         scores = self._decisions(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
@@ -314,14 +281,13 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         from longtail.sklearn import LogitAdjustedClassifier
 
         check_is_fitted(self)
-        frozen = self.estimator_
-        if not isinstance(frozen, FrozenEstimator):
-            frozen = FrozenEstimator(frozen)
+        inner = self.estimator_
+        frozen = inner if isinstance(inner, FrozenEstimator) else FrozenEstimator(inner)
         made = LogitAdjustedClassifier(
             frozen,
             tau=self._tau if isinstance(tau, str) else _checks.tau(tau),
             prior=self.prior_,
-            target=self.target if isinstance(target, str) and target == "same" else target,
+            target=self.target if str(target) == "same" else target,
             costs=self.costs if isinstance(costs, str) else costs,
             reweight=self.reweight,
             response_method=self.response_method,
@@ -370,6 +336,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
 
     def _logits(self, X: Any) -> FloatArray:
         """Logits as if the estimator had been trained without reweighting."""
+        check_is_fitted(self)
         logits = read_logits(self.estimator_, X, self._method, self.classes_)
         return np.asarray(logits + self._offset)
 
@@ -377,12 +344,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         logits = self._logits(X)
         if each is None:
             return np.asarray(logits + self._shift)
-        q = _checks.matrix(each, name="target_prior").astype(np.float64)
-        if q.shape != logits.shape:
-            raise InputError(
-                f"`target_prior` must have a row for each example and a column for each class, "
-                f"shape {logits.shape}; its shape is {q.shape}."
-            )
+        q = np.atleast_2d(np.asarray(each, np.float64))
         _checks.probability_rows(q, name="target_prior")
         return np.asarray(logits - self._tau * (self.prior_.log_probs - posthoc.log_probs(q)))
 
@@ -435,16 +397,24 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         if not isinstance(self.prior, str):
             prior = given_prior(self.prior, classes, name="prior")
         elif _checks.choice(self.prior, ("train", "effective"), name="prior") == "train":
-            prior = counted_prior(rows.totals(classes, every), classes)
+            totals = rows.totals(classes, every)
+            if np.any(totals == 0):
+                raise InputError(
+                    f"prior='train' counts `y`, but class(es) {listing(classes[totals == 0])} of "
+                    f"the estimator have no example there; pass prior=ClassPrior.from_counts(...) "
+                    f"of its training data."
+                )
+            whole = totals.dtype.kind == "i"
+            prior = (ClassPrior.from_counts if whole else ClassPrior.from_weights)(totals)
         aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
+        check_costs(self.costs, classes)
         acts = self.costs is not None or np.ptp(aim.probs) > 0 or getattr(self, "tau", 1.0) == 0
-        if prefit and self._counts_labels() and prior and not np.ptp(prior.probs) and not acts:
+        if prefit and str(self.prior) == "train" and prior and not np.ptp(prior.probs) and not acts:
             raise InputError(
                 "the prior is uniform, so no tau changes any prediction; if the rows given to "
                 "`fit` were balanced and the estimator's training data were not, pass "
                 "prior=ClassPrior.from_counts(...) of the latter."
             )
-        check_costs(self.costs, classes)
         return rows, classes, prior
 
     def _learn(
@@ -453,7 +423,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         """Fit the estimator on some rows, which are returned, unless it is fitted already."""
         prefit = self._is_prefit()
         if not np.array_equal(index, np.arange(len(rows.y))):
-            rows = rows.take(index, None if prefit else self.estimator)
+            rows = rows.take(index)
         self.estimator_, self.classes_ = self.estimator, classes
         if not prefit:
             params = rows.reweighted(self.estimator, self.reweight).fit_params
@@ -482,15 +452,14 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         router = MetadataRouter(owner=self).add_self_request(self)
         return router.add(estimator=self.estimator, method_mapping=mapping)
 
-    def _counts_labels(self) -> bool:
-        return isinstance(self.prior, str) and self.prior == "train"
-
     def _is_prefit(self) -> bool:
-        return isinstance(self.estimator, FrozenEstimator)
+        cv = vars(self).get("cv")
+        named = isinstance(cv, str) and cv == "prefit"
+        return named or isinstance(self.estimator, FrozenEstimator)
 
     def _warn_if_twice(self) -> None:
         """Warn if the fitted estimator favours rare classes itself."""
-        if not self._counts_labels() or np.ptp(self.adjustment_) == 0:
+        if str(self.prior) != "train" or np.ptp(self.adjustment_) == 0:
             return
         model, baked = self.estimator_, baked_tau(final_estimator(self.estimator_))
         if baked is not None and baked >= LEAST_AGAIN:
@@ -513,9 +482,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     def __sklearn_tags__(self) -> Any:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
         tags.input_tags = inner.input_tags
-        tags.no_validation = inner.no_validation
-        tags.non_deterministic = inner.non_deterministic
         if inner.classifier_tags is not None:
             tags.classifier_tags.multi_class = inner.classifier_tags.multi_class
-            tags.classifier_tags.poor_score = inner.classifier_tags.poor_score
         return tags
