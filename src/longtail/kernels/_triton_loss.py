@@ -69,8 +69,8 @@ def loss_kernel(
         first = first.to(tl.int64)
     step = tl.num_programs(0) // SLICES
     n_classes = units * VEC
-    stride = stride.to(tl.int64) * VEC
-    grad_stride = grad_stride.to(tl.int64) * VEC
+    stride = tl.cast(stride, tl.int64) * VEC  # Triton takes an argument of 1 for a Python number
+    grad_stride = tl.cast(grad_stride, tl.int64) * VEC
     k = scale * LOG2E
     unit = part * (BLOCK // VEC) + tl.arange(0, BLOCK // VEC)[:, None]
     col = unit * VEC + tl.arange(0, VEC)[None, :]

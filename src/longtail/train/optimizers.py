@@ -72,11 +72,13 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     return made
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor, known: float | None = None) -> None:
-    """Set the rate of the coming step, of shape (1,); groups without a tensor take `known`."""
+def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor | float) -> None:
+    """Set the rate of the coming step: a number, or a tensor of shape (1,) where the rates are."""
     for group in optimizer.param_groups:
         factor = group.get("factor", 1.0)
-        if isinstance(group["lr"], Tensor):
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = factor * float(rate)
+        elif isinstance(rate, Tensor):
             group["lr"].copy_(rate[0] if factor == 1 else factor * rate[0])
-        else:
-            group["lr"] = factor * (float(rate) if known is None else known)
+        else:  # unlike a copy from the host's memory, this waits for nothing
+            group["lr"].fill_(factor * rate)

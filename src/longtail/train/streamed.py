@@ -248,7 +248,7 @@ class StreamedTraining:
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self.at] += loss.detach()
-        set_rate(self.optimizer, self.plans[0].rates[self.at : self.at + 1])
+        set_rate(self.optimizer, float(self.plans[0].rates[self.at]))
         self.optimizer.step()
         self._parts = []
         self._waiting = self._fetch(self.at + 1)  # while the device works
