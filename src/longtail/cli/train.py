@@ -197,13 +197,14 @@ def train(
             evaluation.refuse_logits(
                 len(test), test.num_classes, what="the test set", instead=instead
             )
-        streaming = Streaming(
-            workers=workers,
-            on_error=on_error.value,
-            micro_batch=micro_batch or 256,
-            compile=compiled,
-        )
-        how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
+        how: dict[str, Any] = {"device": world.device, "world": world}
+        if on_disk:
+            how["streaming"] = Streaming(
+                workers=workers,
+                on_error=on_error.value,
+                micro_batch=micro_batch or 256,
+                compile=compiled,
+            )
         # To go on: as typed, without options that would begin again.
         words = [word for word in context.obj if word not in ("--force", "--json")]
         command = shlex.join(["longtail", *words])
@@ -407,11 +408,12 @@ def _say_plan(
     _console.line(text, wrap=True, err=True)
     # Deferred weights on top of a loss that aims at the balanced error by itself: no error, since
     # the literature has such rows.
-    prior = data.train.prior
     for method in dict.fromkeys(one.method for one in left):
         trained = Method.of(method)
-        alone = replace(trained, drw=False)
-        if trained.drw and leaves_little(alone.residual_adjustment(prior), prior):
+        if not trained.drw:
+            continue
+        prior, alone = data.train.prior, replace(trained, drw=False)
+        if leaves_little(alone.residual_adjustment(prior), prior):
             _console.line(
                 f"{method.name} corrects for class frequencies twice: {trained.loss} aims at the "
                 f"balanced error by itself, and drw weighs rare classes more on top of it; "
