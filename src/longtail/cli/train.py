@@ -481,7 +481,8 @@ def _show(runs: list[Run], root: Path, places: _runs.RunData, json: bool) -> Non
     spread_words = ", mean over the seeds ± standard deviation" if several else ""
     note = f"Balanced error in percent{spread_words}." if splits else ""
     missing = errors[first.folder]["test"].missing_classes if "test" in splits else ()
-    if absent := _checks.class_words(missing, first.class_names):
+    if len(missing):
+        absent = _checks.class_words(missing, first.class_names)
         note += f" Without examples in the test set: {absent}, left out of the means."
     _console.show_table(tables.Table(title, header, rows, note=note))
     folder = root / spec.dataset.name
@@ -492,7 +493,7 @@ def _show(runs: list[Run], root: Path, places: _runs.RunData, json: bool) -> Non
         why, words = "To choose tau on the held-out part", ["tune", plain[0]]
     elif spec.dataset.held_out:  # the other losses have their adjustment in them already
         return
-    elif absent:
+    elif len(missing):
         why, words = "For classes with many, medium and few examples", ["evaluate", folder]
     else:
         why, words = "For intervals, post-hoc methods and a page", ["report", folder]

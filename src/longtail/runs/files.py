@@ -10,7 +10,6 @@ import platform
 import re
 import secrets
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -104,19 +103,11 @@ def write_json(path: Path | str, document: Any) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Return the JSON in a file; an object with a key twice is refused."""
+    """Return the JSON in a file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_each_key_once)
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}.") from error
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} is twice")
-    return found
 
 
 # The one text of a JSON document: sorted keys, no spaces, no NaN.
