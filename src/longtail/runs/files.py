@@ -6,13 +6,11 @@ import errno
 import hashlib
 import json
 import os
-import platform
 import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from numpy.typing import NDArray
 from longtail import _checks
 from longtail._checks import InputError
 
-_RECORDED = ("longtail", "numpy", "scipy", "scikit-learn", "torch", "safetensors", "triton")
 _TEMPORARY = re.compile(r".*\.[0-9a-f]{8}\.tmp|\.tmp\w{6}")  # ours, and safetensors'
 
 
@@ -152,15 +149,6 @@ def fingerprint(*arrays: Any) -> str:
         for start in range(0, len(flat), rows):
             digest.update(np.ascontiguousarray(flat[start : start + rows], dtype=dtype).data)
     return digest.hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Return installed versions of what a result may depend on, without importing any of it."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in _RECORDED:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def write_tensors(path: Path | str, tensors: Mapping[str, Any]) -> None:
