@@ -12,7 +12,7 @@ that loss minimises the balanced error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Margin:
             a_y + b_{y'}; `positive` and `negative` are then zero. Its diagonal is ignored.
         scale: s, multiplies logits and margins alike.
         name: the name to show in tables.
+        num_classes: L, the number of classes.
 
     Examples:
         >>> prior = ClassPrior.from_counts([90, 10])
@@ -48,12 +49,14 @@ class Margin:
     dense: FloatArray | None = None
     scale: float = 1.0
     name: str = "margin"
+    num_classes: int = field(init=False)
 
     def __post_init__(self) -> None:
         for part in ("alpha", "positive", "negative"):
             array = _checks.per_class(getattr(self, part), name=part)
             _checks.all_finite(array, name=part)
             object.__setattr__(self, part, np.array(array, dtype=np.float64))
+        object.__setattr__(self, "num_classes", len(self.alpha))
         _checks.positive(self.scale, name="scale")
         sizes = (len(self.alpha), len(self.positive), len(self.negative))
         if len(set(sizes)) > 1:
@@ -89,11 +92,6 @@ class Margin:
         zeros = np.zeros(len(delta))
         alpha = zeros + 1.0 if alpha is None else alpha
         return cls(alpha=alpha, positive=zeros, negative=zeros, dense=delta, name=name)
-
-    @property
-    def num_classes(self) -> int:
-        """L, the number of classes."""
-        return len(self.alpha)
 
     @property
     def is_antisymmetric(self) -> bool:

@@ -28,6 +28,7 @@ class ClassPrior:
         counts: examples per class before smoothing (fractional after
             `from_weights`), or None if only probabilities were given.
         log_probs: log π.
+        num_classes: L, the number of classes.
 
     Examples:
         >>> prior = ClassPrior.from_counts([900, 90, 10])
@@ -42,6 +43,7 @@ class ClassPrior:
     probs: FloatArray
     counts: FloatArray | IntArray | None = None
     log_probs: FloatArray = field(init=False)
+    num_classes: int = field(init=False)
 
     def __post_init__(self) -> None:
         # Copied, so that the caller's array stays writable; not normalised again, so that a prior
@@ -49,14 +51,18 @@ class ClassPrior:
         probs, counts = _checks.distribution(self.probs), None
         if self.counts is not None:
             counts = np.array(_checks.totals(self.counts, name="counts", num_classes=len(probs)))
-        self._keep(probs, counts)
+        self.__dict__.update(vars(self.restored(probs, counts)))
 
-    def _keep(self, probs: FloatArray, counts: FloatArray | IntArray | None) -> ClassPrior:
-        for name, array in (("probs", probs), ("counts", counts), ("log_probs", np.log(probs))):
+    @classmethod
+    def restored(cls, probs: FloatArray, counts: FloatArray | IntArray | None) -> ClassPrior:
+        """Return the prior of arrays that were checked before, such as those of a run's record."""
+        parts = {"probs": probs, "counts": counts, "log_probs": np.log(probs)}
+        for array in parts.values():
             if array is not None:
                 array.setflags(write=False)
-            object.__setattr__(self, name, array)
-        return self
+        prior = cls.__new__(cls)
+        prior.__dict__.update(parts, num_classes=len(probs))
+        return prior
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.probs, self.counts)  # so that copies are read-only, too
@@ -131,7 +137,7 @@ class ClassPrior:
             4.0
         """
         probs = _checks.distribution(probs)
-        return cls.__new__(cls)._keep(probs / probs.sum(), None)
+        return cls.restored(probs / probs.sum(), None)
 
     @classmethod
     def uniform(cls, num_classes: int) -> ClassPrior:
@@ -156,12 +162,7 @@ class ClassPrior:
                 f"class(es) {_checks.listing(empty)} have no examples, so log π is infinite; pass "
                 f"`smoothing=1.0` to count one more example of every class{otherwise}."
             )
-        return cls.__new__(cls)._keep(probs, totals)
-
-    @property
-    def num_classes(self) -> int:
-        """L, the number of classes."""
-        return len(self.probs)
+        return cls.restored(probs, totals)
 
     @property
     def sample(self) -> IntArray | None:

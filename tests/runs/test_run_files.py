@@ -100,12 +100,6 @@ def test_content_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
 
 
-def test_a_key_that_is_there_twice_is_refused(tmp_path):
-    (tmp_path / "a.json").write_text('{"cat": 1, "dog": {"x": 2, "x": 3}}')
-    with pytest.raises(InputError, match=r"a\.json is not valid JSON: the key 'x' is twice"):
-        files.read_json(tmp_path / "a.json")
-
-
 def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
     files.write_bytes(tmp_path / "a", b"1")
     (tmp_path / "a").chmod(0o640)

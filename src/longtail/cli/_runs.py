@@ -182,7 +182,8 @@ def errors_on(run: Run, split: str) -> PerClassError:
     from longtail.metrics import per_class_error
 
     logits, target, _ = run.logits(split)
-    return per_class_error(target, logits, num_classes=run.prior.num_classes, missing="skip")
+    predicted, classes = logits.argmax(axis=1), run.prior.num_classes
+    return per_class_error(target, predicted, num_classes=classes, missing="skip")
 
 
 def warn_of_run(folder: Path, given: dict[str, Any], prior: ClassPrior | None) -> None:

@@ -197,13 +197,14 @@ def train(
             evaluation.refuse_logits(
                 len(test), test.num_classes, what="the test set", instead=instead
             )
-        streaming = Streaming(
-            workers=workers,
-            on_error=on_error.value,
-            micro_batch=micro_batch or 256,
-            compile=compiled,
-        )
-        how: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
+        how: dict[str, Any] = {"device": world.device, "world": world}
+        if on_disk:
+            how["streaming"] = Streaming(
+                workers=workers,
+                on_error=on_error.value,
+                micro_batch=micro_batch or 256,
+                compile=compiled,
+            )
         # To go on: as typed, without options that would begin again.
         words = [word for word in context.obj if word not in ("--force", "--json")]
         command = shlex.join(["longtail", *words])
@@ -407,11 +408,12 @@ def _say_plan(
     _console.line(text, wrap=True, err=True)
     # Deferred weights on top of a loss that aims at the balanced error by itself: no error, since
     # the literature has such rows.
-    prior = data.train.prior
     for method in dict.fromkeys(one.method for one in left):
         trained = Method.of(method)
-        alone = replace(trained, drw=False)
-        if trained.drw and leaves_little(alone.residual_adjustment(prior), prior):
+        if not trained.drw:
+            continue
+        prior, alone = data.train.prior, replace(trained, drw=False)
+        if leaves_little(alone.residual_adjustment(prior), prior):
             _console.line(
                 f"{method.name} corrects for class frequencies twice: {trained.loss} aims at the "
                 f"balanced error by itself, and drw weighs rare classes more on top of it; "
@@ -479,7 +481,8 @@ def _show(runs: list[Run], root: Path, places: _runs.RunData, json: bool) -> Non
     spread_words = ", mean over the seeds ± standard deviation" if several else ""
     note = f"Balanced error in percent{spread_words}." if splits else ""
     missing = errors[first.folder]["test"].missing_classes if "test" in splits else ()
-    if absent := _checks.class_words(missing, first.class_names):
+    if len(missing):
+        absent = _checks.class_words(missing, first.class_names)
         note += f" Without examples in the test set: {absent}, left out of the means."
     _console.show_table(tables.Table(title, header, rows, note=note))
     folder = root / spec.dataset.name
@@ -490,7 +493,7 @@ def _show(runs: list[Run], root: Path, places: _runs.RunData, json: bool) -> Non
         why, words = "To choose tau on the held-out part", ["tune", plain[0]]
     elif spec.dataset.held_out:  # the other losses have their adjustment in them already
         return
-    elif absent:
+    elif len(missing):
         why, words = "For classes with many, medium and few examples", ["evaluate", folder]
     else:
         why, words = "For intervals, post-hoc methods and a page", ["report", folder]

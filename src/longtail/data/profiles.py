@@ -26,7 +26,7 @@ def profile_counts(
         exp     n_i = n_max · ρ^{−i/(L−1)},  i = 0 .. L−1
         step    n_max for the first L // 2 classes, n_max / ρ for the others
 
-    truncated to whole numbers; `largest` is n_max and `imbalance_ratio` ρ.
+    truncated to whole numbers; `largest` is n_max and `imbalance_ratio` ρ ≥ 1.
 
     Examples:
         >>> profile_counts("exp", 5000, num_classes=10, imbalance_ratio=100)
@@ -35,14 +35,13 @@ def profile_counts(
         array([500, 500,   5,   5])
     """
     _checks.choice(profile, PROFILES, name="profile")
-    ratio = check_ratio(imbalance_ratio)
     if profile == "step":
         whole = num_classes // 2
-        sizes = [largest] * whole + [largest / ratio] * (num_classes - whole)
+        sizes = [largest] * whole + [largest / imbalance_ratio] * (num_classes - whole)
     else:
         # Python's float power, not NumPy's: truncation turns a last-digit difference into a count.
         steps = max(num_classes - 1, 1)
-        sizes = [largest * ratio ** (-i / steps) for i in range(num_classes)]
+        sizes = [largest * imbalance_ratio ** (-i / steps) for i in range(num_classes)]
     # 49 · 49^−1 comes out as 0.999…; the guard is far below what tells real sizes apart.
     counts = [int(size * (1 + 1e-12)) for size in sizes]
     if min(counts) < 1:

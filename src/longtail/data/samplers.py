@@ -48,6 +48,7 @@ class ClassSampler:
 
     Attributes:
         counts: n_y, shape (num_classes,).
+        num_samples: m.
 
     Examples:
         >>> sampler = ClassSampler([0, 0, 0, 0, 1, 1], rule="class-balanced", num_samples=8)
@@ -94,14 +95,14 @@ class ClassSampler:
             self._members = _by_group(targets, len(self.counts))
         if num_samples is None:
             num_samples = len(self._sizes) * self._sizes[0] if rule == "under" else len(targets)
-        self._length = _checks.whole(num_samples, name="num_samples")
+        self.num_samples = _checks.whole(num_samples, name="num_samples")
 
     def __len__(self) -> int:
-        return self._length
+        return self.num_samples
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}(rule={self.rule!r}, num_samples={len(self)}, "
+            f"{type(self).__name__}(rule={self.rule!r}, num_samples={self.num_samples}, "
             f"examples={self._examples}, num_classes={len(self.counts)}, seed={self.seed})"
         )
 
@@ -121,14 +122,14 @@ class ClassSampler:
         """Return the examples of an epoch, counted from 0, in order; int64, shape (m,)."""
         random = np.random.default_rng([self.seed, epoch])
         if self.rule == "instance" or (self.rule == "progressive" and epoch == 0):
-            starts = range(0, self._length, self._examples)
+            starts = range(0, self.num_samples, self._examples)
             passes = [random.permutation(self._examples) for _ in starts]
-            return np.concatenate(passes)[: self._length]
+            return np.concatenate(passes)[: self.num_samples]
         draws = self._draws(epoch, random)
         stream = self._stream(draws, random)
         turns = np.repeat(np.arange(len(draws), dtype=np.int32), draws)
         random.shuffle(turns)
-        order = np.empty(self._length, np.int64)
+        order = np.empty(self.num_samples, np.int64)
         order[_by_group(turns, len(draws))] = stream
         return order
 
@@ -148,10 +149,10 @@ class ClassSampler:
         # Systematic sampling: one random start, whole numbers between the cumulated shares. In
         # random class order, since otherwise neighbours would never be rounded up together.
         order = random.permutation(len(self._sizes))
-        ends = np.cumsum(self._probabilities(epoch)[order]) * len(self)
-        ends[-1] = len(self)
+        ends = np.cumsum(self._probabilities(epoch)[order]) * self.num_samples
+        ends[-1] = self.num_samples
         whole = np.floor(ends + random.random()).astype(np.int64)
-        whole[-1] = len(self)
+        whole[-1] = self.num_samples
         draws = np.empty_like(whole)
         draws[order] = np.diff(whole, prepend=0)
         return draws

@@ -244,12 +244,8 @@ class EqualizedThresholdLoss(_NamedLoss):
         self.generator = generator
         self.name = "equalized-threshold"
         self.settings = {"threshold": threshold, "gamma": gamma}
+        self.whole_rows = True  # which classes compete differs from example to example
         self.register_buffer("rare", torch.as_tensor(prior.probs < threshold), persistent=False)
-
-    @property
-    def whole_rows(self) -> bool:
-        """True: which classes compete differs from example to example."""
-        return True
 
     def forward(self, logits: Any, target: Tensor, **options: Any) -> Tensor:
         """Return the loss with a fresh draw of which classes compete, or with `dropped`."""

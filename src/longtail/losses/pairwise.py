@@ -158,6 +158,7 @@ class PairwiseMarginLoss(MarginModule):
         dense: Δ as a buffer of shape (num_classes, num_classes), or None.
         weight: torch's class weights as a buffer, or None.
         scale: s.
+        whole_rows: True if the loss needs a row's logits for more than their sum of exponentials.
 
     Examples:
         >>> from longtail import ClassPrior, margins
@@ -187,11 +188,7 @@ class PairwiseMarginLoss(MarginModule):
         self.ignore_index = ignore_index
         self.label_smoothing = _checks.fraction(label_smoothing, name="label_smoothing")
         self.impl = _checks.choice(impl, ("auto", "torch"), name="impl")
-
-    @property
-    def whole_rows(self) -> bool:
-        """True if the loss needs a row's logits for more than their sum of exponentials."""
-        return self.dense is not None or self.label_smoothing > 0
+        self.whole_rows = self.dense is not None or self.label_smoothing > 0
 
     def forward(
         self,

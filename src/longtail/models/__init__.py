@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -116,7 +117,7 @@ def head_norms_and_bias(model: nn.Module) -> tuple[FloatArray, FloatArray]:
     """Return ‖w_y‖₂ and the bias of the last layer, for weight normalization.
 
     w_y is what multiplies the features: of length 1 in a unit-norm head, and of length `scale`
-    in a cosine head, which multiplies their direction.
+    in a cosine head, which multiplies their direction. Of a sharded layer every process must ask.
 
     Returns:
         Two arrays of shape (num_classes,), float64; the bias is zero where there is none.
@@ -126,8 +127,11 @@ def head_norms_and_bias(model: nn.Module) -> tuple[FloatArray, FloatArray]:
         >>> [values.round(6).tolist() for values in head_norms_and_bias(model)]
         [[1.0, 1.0], [0.0, 0.0]]
     """
+    head: Any = model.get_submodule("fc")
+    if hasattr(head, "norms_and_bias"):  # sharded
+        norms, bias = head.norms_and_bias()
+        return norms.numpy(), bias.numpy()
     # On the CPU and in float64, so that it does not depend on where the network is.
-    head = copy.deepcopy(model.get_submodule("fc")).cpu().double()
-    weight, bias = effective_weight_and_bias(head)
+    weight, bias = effective_weight_and_bias(copy.deepcopy(head).cpu().double())
     norms = weight.detach().norm(dim=1).numpy()
     return norms, np.zeros(len(norms)) if bias is None else bias.detach().numpy()

@@ -12,7 +12,7 @@ once; tuning, metrics and reports read them.
 """
 
 from longtail.runs.ensemble import ensemble, mean_logits
-from longtail.runs.files import fingerprint, versions
+from longtail.runs.files import fingerprint
 from longtail.runs.folder import (
     FORMAT,
     Head,
@@ -49,5 +49,4 @@ __all__ = [
     "run_folders",
     "same_data",
     "unpack",
-    "versions",
 ]

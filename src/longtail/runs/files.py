@@ -6,14 +6,11 @@ import errno
 import hashlib
 import json
 import os
-import platform
 import re
 import secrets
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ from numpy.typing import NDArray
 from longtail import _checks
 from longtail._checks import InputError
 
-_RECORDED = ("longtail", "numpy", "scipy", "scikit-learn", "torch", "safetensors", "triton")
 _TEMPORARY = re.compile(r".*\.[0-9a-f]{8}\.tmp|\.tmp\w{6}")  # ours, and safetensors'
 
 
@@ -104,19 +100,11 @@ def write_json(path: Path | str, document: Any) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Return the JSON in a file; an object with a key twice is refused."""
+    """Return the JSON in a file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_each_key_once)
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}.") from error
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} is twice")
-    return found
 
 
 # The one text of a JSON document: sorted keys, no spaces, no NaN.
@@ -161,15 +149,6 @@ def fingerprint(*arrays: Any) -> str:
         for start in range(0, len(flat), rows):
             digest.update(np.ascontiguousarray(flat[start : start + rows], dtype=dtype).data)
     return digest.hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Return installed versions of what a result may depend on, without importing any of it."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in _RECORDED:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def write_tensors(path: Path | str, tensors: Mapping[str, Any]) -> None:

@@ -16,12 +16,15 @@ from __future__ import annotations
 import json
 import logging
 import math
+import platform
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +41,8 @@ FORMAT = 1
 RECORD, LOG, MODEL = "run.json", "log.jsonl", "model.safetensors"
 # The settings by which an ensemble names its runs, and a student those that it learnt from.
 MEMBERS, TEACHERS = "runs", "teachers"
+# Packages whose version a result may depend on.
+_PACKAGES = ("longtail", "numpy", "scipy", "scikit-learn", "torch", "safetensors", "triton")
 _logger = logging.getLogger("longtail")
 
 
@@ -78,32 +83,6 @@ def seal(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "checksum": files.sha256(files.canonical_json(body).encode())}
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
-    """Return `run.json` of a folder: of this format or an older one, and not edited."""
-    path = folder / RECORD
-    if not path.is_file():
-        raise RunError(
-            f"{folder} is not a run folder: it has no {RECORD}; `longtail runs list` shows those "
-            f"that exist, and saved predictions are judged by `longtail adjust`."
-        )
-    try:
-        record: dict[str, Any] = files.read_json(path)
-        if record["format"] > FORMAT:
-            raise RunError(
-                f"it has format {record['format']}, which is newer than this longtail reads "
-                f"({FORMAT}); run: pip install --upgrade longtail"
-            )
-        whole = record.get("checksum") == seal(record)["checksum"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{path} can't be read: {error}") from error
-    if not whole:
-        raise RunError(
-            f"{path} was edited after it was written (its checksum does not match); "
-            f"restore it or train again."
-        )
-    return record
-
-
 class Run:
     """A run folder, opened for reading. Make one with `Run.open`.
 
@@ -128,7 +107,7 @@ class Run:
         self.name = self.spec.folder.as_posix()
         counts = np.asarray(record["prior"]["counts"])
         probs = np.asarray(record["prior"].get("probs", counts / counts.sum()))
-        self.prior = ClassPrior(probs=probs, counts=counts)
+        self.prior = ClassPrior.restored(probs, counts)
         self.data = str(record["data"])
         names = record.get("class_names")
         self.class_names: tuple[str, ...] | None = None if names is None else tuple(names)
@@ -153,7 +132,27 @@ class Run:
             UnfinishedRunError: it is half written.
         """
         folder = Path(folder)
-        record = _read_record(folder)
+        path = folder / RECORD
+        if not path.is_file():
+            raise RunError(
+                f"{folder} is not a run folder: it has no {RECORD}; `longtail runs list` shows "
+                f"those that exist, and saved predictions are judged by `longtail adjust`."
+            )
+        try:
+            record: dict[str, Any] = files.read_json(path)
+            if record["format"] > FORMAT:
+                raise RunError(
+                    f"it has format {record['format']}, which is newer than this longtail reads "
+                    f"({FORMAT}); run: pip install --upgrade longtail"
+                )
+            whole = record.get("checksum") == seal(record)["checksum"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise RunError(f"{path} can't be read: {error}") from error
+        if not whole:
+            raise RunError(
+                f"{path} was edited after it was written (its checksum does not match); "
+                f"restore it or train again."
+            )
         if record["status"] != "finished" and not unfinished:
             again = record.get("command")
             raise UnfinishedRunError(
@@ -409,15 +408,14 @@ class RunWriter:
         Files that were written stay; which log lines to keep is for the caller to say, see
         `rewind_log`. `device` is what it runs on now.
         """
-        folder = Path(folder)
-        record = _read_record(folder)
-        there = RunSpec.from_json(record["spec"])
-        if spec.hash8 != there.hash8:
+        run = Run.open(folder, verify=False, unfinished=True)
+        folder, record = run.folder, dict(run.record)
+        if spec.hash8 != run.spec.hash8:
             raise RunError(
                 f"{folder} has another spec, so it can't be resumed: "
-                f"{'; '.join(there.difference(spec))} (the folder's against yours)."
+                f"{'; '.join(run.spec.difference(spec))} (the folder's against yours)."
             )
-        if record["status"] == "finished":
+        if run.finished:
             raise RunError(f"{folder} is finished; there is nothing to resume.")
         files.remove_leftovers(folder)
         now = _machine(device)
@@ -561,7 +559,11 @@ def _machine(device: str) -> dict[str, Any]:
     """Return what a run's record says of where it runs: the last bits of sums depend on it."""
     torch = sys.modules.get("torch")
     threads = None if torch is None else int(torch.get_num_threads())
-    return {"device": str(device), "threads": threads, "versions": files.versions()}
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:  # none is imported for it
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {"device": str(device), "threads": threads, "versions": versions}
 
 
 def _now() -> str:

@@ -29,6 +29,9 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
             if one_a_seed:  # each may have a teacher or first weights of its own seed
                 settings |= {key: "" for key in (TEACHERS, "weights") if key in settings}
             ways.setdefault(replace(run.spec, seed=0, settings=settings), []).append(run)
+        if len(ways) == 1:
+            found[name] = sorted(alike, key=attrgetter("spec.seed"))
+            continue
         details = [_details(group[0].spec) for group in ways.values()]
         several = [len(set(words)) > 1 for words in zip(*details, strict=True)]
         told = [

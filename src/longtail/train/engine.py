@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from longtail import metrics
+from longtail import metrics, models
 from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
@@ -36,7 +36,7 @@ from longtail.runs.naming import method_words
 from longtail.train import checkpoint
 from longtail.train.cuda_graphs import place
 from longtail.train.distributed import ALONE, World
-from longtail.train.evaluation import Images, evaluate, head_of, network_logits
+from longtail.train.evaluation import Images, evaluate, network_logits
 from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
@@ -442,7 +442,8 @@ def _finish(job: _Job, world: World) -> None:
         if job.held is not None:
             logits = _held_out(job, model, gathered=True)
         # Every process has a part in these.
-        head, weights = head_of(model, job.planner.recipe), training.saved_weights(model)
+        norms, bias = models.head_norms_and_bias(model)
+        weights = training.saved_weights(model)
         lost = logits is not None and not np.isfinite(logits).all()
         lost = lost or not all(bool(value.isfinite().all()) for value in weights.values())
         job.diverged = world.tell(lost)
@@ -450,9 +451,15 @@ def _finish(job: _Job, world: World) -> None:
             return
         job.writer.write_model(weights)
         if logits is not None:
-            labels, data = job.held.labels, job.held.fingerprint
-            # A run killed while it finished left some, to be replaced.
-            job.writer.write_logits("held-out", logits, labels, **head, data=data, replace=True)
+            job.writer.write_logits(
+                "held-out",
+                logits,
+                job.held.labels,
+                norms=norms,
+                bias=bias,
+                data=job.held.fingerprint,
+                replace=True,  # those of a run killed while it finished
+            )
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": job.together}
     facts |= {"processes": world.count} if training.on_disk else {}
     job.writer.finish(seconds=job.seconds, **facts)

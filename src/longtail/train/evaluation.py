@@ -77,15 +77,6 @@ def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -
         )
 
 
-def head_of(model: nn.Module, recipe: Recipe) -> dict[str, Any]:
-    """Return ‖w_y‖₂ and the bias of the last layer; of a sharded one, every process must ask."""
-    if recipe.classifier == "sharded":
-        norms, bias = model.fc.norms_and_bias()  # type: ignore[union-attr, operator]
-    else:
-        norms, bias = models.head_norms_and_bias(model)
-    return {"norms": np.asarray(norms), "bias": np.asarray(bias)}
-
-
 def evaluate(
     run: Run,
     images: Images,
@@ -121,7 +112,7 @@ def evaluate(
     with files.exclusive(run.folder) if world.first else nullcontext():
         model, recipe = trained_network(run, images, device=device, world=world)
         logits = network_logits(model, images, recipe, world=world, streaming=streaming)
-        head = head_of(model, recipe)
+        norms, bias = models.head_norms_and_bias(model)
         if logits is not None:
             if not np.isfinite(logits).all():
                 raise RunError(
@@ -129,7 +120,13 @@ def evaluate(
                     f"has diverged. Train it again with a lower lr."
                 )
             RunWriter.reopen(run.folder).write_logits(
-                split, logits, images.labels, **head, data=images.fingerprint, replace=True
+                split,
+                logits,
+                images.labels,
+                norms=norms,
+                bias=bias,
+                data=images.fingerprint,
+                replace=True,
             )
     world.tell()  # the others go on when it is written
     return Run.open(run.folder, verify=False)

@@ -25,7 +25,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
-from longtail.margins import MARGINS, by_name
+from longtail.margins import MARGINS, softmax
 from longtail.priors import ClassPrior
 from longtail.runs.spec import Part, Settings
 
@@ -256,7 +256,7 @@ class Method:
             options["weight"] = torch.ones(prior.num_classes)
         if self.loss == THRESHOLD:
             return losses.EqualizedThresholdLoss(prior, **self.settings, **options)
-        return losses.PairwiseMarginLoss(by_name(self.loss, prior, **self.settings), **options)
+        return losses.PairwiseMarginLoss(MARGINS[self.loss](prior, **self.settings), **options)
 
     def first_weighted_epoch(self, epochs: int) -> int:
         """The first epoch with DRW, counted from 0: `drw_start`, or 80% of them (160 of 200)."""
@@ -298,9 +298,9 @@ class Method:
         """
         if self.sampling in ("class-balanced", "under"):
             return np.zeros(prior.num_classes)
-        margin = by_name("softmax", prior)
+        margin = softmax(prior)
         if self.loss in MARGINS and not self.lacking:
-            own = by_name(self.loss, prior, **self.settings)
+            own = MARGINS[self.loss](prior, **self.settings)
             if own.is_antisymmetric:  # of others, such as LDAM's, it is not known how much is left
                 margin = own
         residual = margin.residual_adjustment(prior)

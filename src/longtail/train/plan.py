@@ -92,7 +92,7 @@ class Planner:
             num_classes=prior.num_classes,
             seed=stream_seed(self.image_seed, "order"),
         )
-        full, rest = divmod(len(self.sampler), recipe.batch_size)
+        full, rest = divmod(self.sampler.num_samples, recipe.batch_size)
         self.batch_sizes = [recipe.batch_size] * full
         if rest and not recipe.drop_last:
             self.batch_sizes.append(rest)

@@ -101,12 +101,9 @@ class Recipe:
                     object.__setattr__(self, name, tuple(check(v, name=name) for v in each))
                 elif check is not None:
                     object.__setattr__(self, name, check(value, name=name))
-            self._check_together()
         except InputError as error:
             raise InputError(f"recipe {self.name!r}: {error}") from None
-
-    def _check_together(self) -> None:
-        """Refuse values that don't go together, and settings of an ingredient that is off."""
+        # Values that don't go together, and settings of an ingredient that is off.
         rules = [
             (
                 self.image_size > 0 and self.crop_padding > 0,
@@ -149,7 +146,7 @@ class Recipe:
             rules.append((share == 0 and value != _DEFAULTS[key], f"{idle}; override both."))
         for broken, message in rules:
             if broken:
-                raise InputError(message)
+                raise InputError(f"recipe {self.name!r}: {message}")
 
     @property
     def evaluation_resize(self) -> int:

@@ -59,7 +59,6 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
             _check_teaching(spec, recipe)
         if recipe.classifier == "sharded" or recipe.sampled_classes:
             _check_many_classes(spec, recipe, method, images, processes)
-        method.criterion(images.prior)
         kept = np.arange(len(images))
         if spec.dataset.held_out:
             rarer = spec.dataset.profile in PROFILES
@@ -73,6 +72,7 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
             instead = "hold out a smaller part, or none"
             refuse_logits(len(held), images.num_classes, what="the held-out part", instead=instead)
         prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
+        method.criterion(prior)
         Planner(recipe, method, images.labels, kept, prior, seed=0)  # refuses empty epochs
         _check_images(spec, recipe, images)
 
