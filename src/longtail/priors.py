@@ -51,18 +51,15 @@ class ClassPrior:
         probs, counts = _checks.distribution(self.probs), None
         if self.counts is not None:
             counts = np.array(_checks.totals(self.counts, name="counts", num_classes=len(probs)))
-        self.__dict__.update(vars(self.restored(probs, counts)))
+        self._keep(probs, counts)
 
-    @classmethod
-    def restored(cls, probs: FloatArray, counts: FloatArray | IntArray | None) -> ClassPrior:
-        """Return the prior of arrays that were checked before, such as those of a run's record."""
-        parts = {"probs": probs, "counts": counts, "log_probs": np.log(probs)}
-        for array in parts.values():
+    def _keep(self, probs: FloatArray, counts: FloatArray | IntArray | None) -> ClassPrior:
+        for name, array in (("probs", probs), ("counts", counts), ("log_probs", np.log(probs))):
             if array is not None:
                 array.setflags(write=False)
-        prior = cls.__new__(cls)
-        prior.__dict__.update(parts, num_classes=len(probs))
-        return prior
+            object.__setattr__(self, name, array)
+        object.__setattr__(self, "num_classes", len(probs))
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.probs, self.counts)  # so that copies are read-only, too
@@ -137,7 +134,7 @@ class ClassPrior:
             4.0
         """
         probs = _checks.distribution(probs)
-        return cls.restored(probs / probs.sum(), None)
+        return cls.__new__(cls)._keep(probs / probs.sum(), None)
 
     @classmethod
     def uniform(cls, num_classes: int) -> ClassPrior:
@@ -162,7 +159,7 @@ class ClassPrior:
                 f"class(es) {_checks.listing(empty)} have no examples, so log π is infinite; pass "
                 f"`smoothing=1.0` to count one more example of every class{otherwise}."
             )
-        return cls.restored(probs, totals)
+        return cls.__new__(cls)._keep(probs, totals)
 
     @property
     def sample(self) -> IntArray | None:

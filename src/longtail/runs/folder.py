@@ -107,7 +107,7 @@ class Run:
         self.name = self.spec.folder.as_posix()
         counts = np.asarray(record["prior"]["counts"])
         probs = np.asarray(record["prior"].get("probs", counts / counts.sum()))
-        self.prior = ClassPrior.restored(probs, counts)
+        self.prior = ClassPrior(probs=probs, counts=counts)
         self.data = str(record["data"])
         names = record.get("class_names")
         self.class_names: tuple[str, ...] | None = None if names is None else tuple(names)
