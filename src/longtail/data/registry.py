@@ -104,7 +104,7 @@ def load(
             verify_official(base, pool, test, where=str(data_dir))
     elif path.is_file() and not is_embeddings(path):
         return _as_frozen(path, asked, development)
-    elif path.exists():
+    elif path.is_dir() or path.is_file():
         folder, where = path.is_dir(), path.resolve()
         pool, test = _read_folder(path, progress) if folder else read_embeddings(path)
         label = where.name if folder else where.stem
