@@ -122,7 +122,8 @@ def load(
         ratio = ratio or DATASETS.get(asked.name)
         if ratio is None:
             raise InputError(
-                f"a profile over {asked.name} needs `imbalance_ratio=`, largest class over smallest."
+                f"a profile over {asked.name} needs `imbalance_ratio=`, largest class over the "
+                f"smallest."
             )
         asked = replace(asked, profile=profile or "exp", imbalance_ratio=ratio)
     else:
