@@ -85,11 +85,13 @@ def test_all_problems_go_to_a_file(cli):
         (["mnist"], "there is no data set, file or folder 'mnist'"),
         (["imagenet-lt"], "where the lists of imagenet-lt are (ImageNet_LT_train.txt and"),
         (["."], "has neither lists (train.txt and test.txt"),
+        (["digits-lt", "--quick"], "--quick does nothing here: the images of this data set are"),
     ],
 )
 def test_bad_input(refused, arguments, message):
     write_photos(Path("set"), ["train/a/1.jpg", "test/a/2.jpg"])
-    assert message in refused("data", "check", *arguments)
+    code = 2 if "--quick" in arguments else 1
+    assert message in refused("data", "check", *arguments, code=code)
 
 
 # What is no problem, but good to know.

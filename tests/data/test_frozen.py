@@ -79,7 +79,7 @@ def test_a_file_is_replaced_only_on_demand_and_only_by_a_whole_one(tmp_path, mon
     path = tmp_path / "a.parquet"
     freeze(make(), path)
     before = path.read_bytes()
-    with pytest.raises(InputError, match="exists; pass --force"):
+    with pytest.raises(InputError, match="exists; pass `force=True`"):
         freeze(make((5, 5)), path)
 
     def full(*_):

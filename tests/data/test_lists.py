@@ -98,7 +98,7 @@ def test_missing_files_are_counted_and_the_first_is_named(tmp_path):
     train = tmp_path / "train.txt"
     assert f"2 of the 3 files that {train} names are not in {tmp_path}; the first is" in message
     assert "'a/2.jpg'" in message
-    assert "--root" in message
+    assert "`root=`" in message
     data = load_listed(tmp_path, check_files=False)
     assert data.train.missing_files().tolist() == [1, 2]
 

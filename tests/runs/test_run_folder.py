@@ -61,7 +61,7 @@ def test_a_smoothed_prior_survives_exactly(root):
 
 def test_a_split_is_written_once(run):
     writer = RunWriter.reopen(run.folder)
-    with pytest.raises(RunError, match=r"split 'test' already; pass --force \(replace=True\)"):
+    with pytest.raises(RunError, match="split 'test' already; pass `replace=True`"):
         writer.write_logits("test", np.eye(3), [0, 1, 2])
     writer.write_logits("test", np.eye(3), [2, 1, 0], replace=True)
     assert Run.open(run.folder).logits("test").target.tolist() == [2, 1, 0]
@@ -141,7 +141,7 @@ def test_an_unknown_split_names_those_there_and_the_command(run):
 
 
 def test_an_existing_run_needs_force(run, root):
-    with pytest.raises(RunError, match=r"exists already; resume or open it, or pass --force"):
+    with pytest.raises(RunError, match="exists already; resume or open it, or pass `force=True`"):
         make_writer(root)
     writer = make_writer(root, force=True)
     assert sorted(os.listdir(writer.folder)) == ["run.json"]

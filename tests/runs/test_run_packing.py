@@ -72,7 +72,7 @@ def test_an_unfinished_run_is_not_packed(root, archive):
 def test_existing_runs_are_not_replaced_unless_forced(run, root, archive):
     pack([run], archive)
     before = (run.folder / "run.json").read_bytes()
-    with pytest.raises(InputError, match=r"already; pass --force \(force=True\) to replace"):
+    with pytest.raises(InputError, match="already; pass `force=True` to replace"):
         unpack(archive, root)
     assert (run.folder / "run.json").read_bytes() == before
     unpack(archive, root, force=True)

@@ -111,9 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     logger.addHandler(handler)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda text, *_, **__: _console.line(
-                _console.as_options(str(text)), kind="warning"
-            )
+            warnings.showwarning = lambda text, *_, **__: _console.line(str(text), kind="warning")
             command: Any = typer.main.get_command(app)
             # The words that were typed reach commands as `context.obj`.
             code = command.main(given, prog_name="longtail", standalone_mode=False, obj=given)
@@ -159,7 +157,7 @@ def _failure(error: Exception) -> int:
 
     text = f"{type(error).__name__}: {error} (a bug in longtail? --debug shows the traceback)"
     if isinstance(error, _console.Failure | InputError | MissingExtraError):
-        text = _console.as_options(str(error))
+        text = str(error)
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     elif isinstance(error, MemoryError):

@@ -78,7 +78,7 @@ def printable(text: str) -> str:
 def line(text: str = "", *, wrap: bool = False, err: bool = False, kind: str = "") -> None:
     """Print a text as it is; to `wrap` prose; on stderr; or as a warning or error in one line."""
     if kind:
-        text, err = f"longtail: {kind}: {' '.join(text.split())}", True
+        text, err = f"longtail: {kind}: {' '.join(as_options(text).split())}", True
     if wrap:
         text = textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
     typer.echo(printable(text), err=err)
@@ -140,13 +140,15 @@ def as_options(text: str) -> str:
         >>> as_options("name them with `labels=`")
         'name them with --labels'
     """
-    renamed = {"folds": "cross-fit", "target-prior": "target"}
+    renamed = {"folds": "cross-fit", "target-prior": "target", "imbalance-ratio": "ratio"}
+    renamed |= {"replace": "force", "half": "full-precision"}
 
     def option(found: re.Match[str]) -> str:
         name, value = found[1].replace("_", "-"), found[2]
         if name == "kind":
             return f"--{value}"
-        return f"--{renamed.get(name, name)}{f' {value}' if value not in (None, 'True') else ''}"
+        plain = value in (None, "True", "False")
+        return f"--{renamed.get(name, name)}{'' if plain else f' {value}'}"
 
     return re.sub(r"`(\w+)=(?:'?([\w.-]+)'?)?`", option, text)
 

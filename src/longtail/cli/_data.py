@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,6 +75,16 @@ def is_on_disk(name: str, option: str) -> bool:
     except InputError:
         return False  # what is wrong with it, its reader will say
     return bool(files) and all(path.is_file() for path in files)
+
+
+def refuse_idle(given: list[str], idle: Sequence[str], *, on_disk: bool) -> None:
+    """Refuse options that do nothing to images on disk, or to images in memory."""
+    kind = "stay on disk" if on_disk else "are read into memory"
+    for name in idle:
+        if name in given:
+            raise typer.BadParameter(
+                f"{name} does nothing here: the images of this data set {kind}"
+            )
 
 
 def subset_words(spec: DataSpec) -> str:

@@ -160,9 +160,8 @@ class RunData:
         elif spec not in self._read:
             given: dict[str, Any] = {"data_dir": self.data_dir, "fit": False, "subset_seed": 0}
             given |= dict.fromkeys(("profile", "ratio", "counts"))
-            if not Path(name).is_file() or embeddings.is_embeddings(
-                name
-            ):  # a frozen file is one subset
+            # A frozen file is one subset already.
+            if not Path(name).is_file() or embeddings.is_embeddings(name):
                 counts = spec.settings.get("counts")
                 given |= {"profile": spec.profile, "counts": counts, "subset_seed": spec.seed}
                 given["ratio"] = None if counts else spec.imbalance_ratio

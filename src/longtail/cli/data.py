@@ -73,10 +73,8 @@ def describe(
         summary: dict[str, Any] = {"name": name, "train": summarize_counts(read_counts(name))}
     else:
         if _data.is_on_disk(name, "data describe"):
-            for idle in {*_data.SUBSET, "--figure"} & set(_console.typed(context)):
-                raise typer.BadParameter(
-                    f"{idle} does nothing here: the images of this data set stay on disk"
-                )
+            idle = (*_data.SUBSET, "--figure")
+            _data.refuse_idle(_console.typed(context), idle, on_disk=True)
             summary = summarize(load_listed(name, data_dir=data_dir, check_files=False))
             title = f"{summary['name']} (lists of images on disk)"
         else:
@@ -162,6 +160,7 @@ def freeze(
 
 @app.command()
 def check(
+    context: typer.Context,
     name: Annotated[
         str,
         typer.Argument(
@@ -199,10 +198,13 @@ def check(
       longtail data check photos --quick
       longtail data check train2018.json --root images --out problems.txt
     """
-    from longtail.data.check import check_data
+    from longtail.data.check import check_data, in_memory
     from longtail.runs.files import write_bytes
 
     _data.is_on_disk(name, "data check")  # refuses an unknown name
+    if in_memory(name):
+        idle = ("--root", "--workers", "--quick")
+        _data.refuse_idle(_console.typed(context), idle, on_disk=False)
     if out is not None:  # refused first, since it would fail after the work
         _console.refuse_overwrite(out, force)
         if out.is_dir() or not out.parent.is_dir():

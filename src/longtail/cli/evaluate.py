@@ -93,7 +93,7 @@ def evaluate(
     missing = [run for run in shown if anew or split not in run.splits]
     # What is there already is held against the data that the command names.
     work = shown if places.where() and split != Split.held_out else missing
-    for run in missing if work else ():
+    for run in missing:
         if split == Split.held_out:
             raise Failure(f"{run.folder} has no held-out part; train with --held-out 0.2.")
         if run.members:

@@ -185,12 +185,7 @@ def train(
             _console.line(text, wrap=True, err=True)
         specs = list({spec.folder: spec for spec in specs}.values())
         on_disk = specs[0].dataset.settings.get("list") is not None
-        for name in _OF_SUBSETS if on_disk else _OF_DISKS:
-            if name in given:
-                kind = "stay on disk" if on_disk else "are read into memory"
-                raise typer.BadParameter(
-                    f"{name} does nothing here: the images of this data set {kind}"
-                )
+        _data.refuse_idle(given, _OF_SUBSETS if on_disk else _OF_DISKS, on_disk=on_disk)
         if evaluate:
             instead = "train with --no-evaluate, then count errors: longtail evaluate --errors-only"
             test = data.test

@@ -97,6 +97,12 @@ class CheckResult:
             )
 
 
+def in_memory(name: str | Path) -> bool:
+    """Return whether `load` reads a data set whole, by its name or from one file."""
+    path = Path(name)
+    return name in DATASETS or (path.is_file() and path.suffix.lower() not in (".txt", ".json"))
+
+
 def check_data(
     name: str | Path,
     *,
@@ -114,7 +120,7 @@ def check_data(
     started = time.monotonic()
     _checks.require("PIL", extra="train")
     path = Path(name)
-    if name in DATASETS or (path.is_file() and path.suffix.lower() not in (".txt", ".json")):
+    if in_memory(name):
         data = load(name, data_dir=data_dir, progress=progress)  # which refuses what is wrong
         images = {"train": len(data.train), "test": len(data.test)}
         taken, number = time.monotonic() - started, data.train.num_classes

@@ -196,7 +196,7 @@ def check_destination(path: Path | str, *, force: bool = False) -> None:
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(f"{path} can't be a file: it is a folder, or its folder does not exist.")
     if path.exists() and not force:
-        raise InputError(f"{path} exists; pass --force (force=True) to replace it.")
+        raise InputError(f"{path} exists; pass `force=True` to replace it.")
 
 
 def read_frozen(path: Path | str) -> LongTailedData:

@@ -151,8 +151,8 @@ class Sources:
         """
         if not self.root.is_dir():
             raise InputError(
-                f"there is no folder {self.root}, the image root of {self.name}; pass root= "
-                f"(--root), the folder that the lists' paths start from."
+                f"there is no folder {self.root}, the image root of {self.name}; pass `root=`, the "
+                f"folder that the lists' paths start from."
             )
         found: list[Problem] = []
         for split in {"train", "test"} - self.files.keys() if splits else ():
@@ -195,8 +195,8 @@ def find_sources(
         wanted = " and ".join(" or ".join(known.files[s]) for s in ("train", "test"))
         if not given:
             raise InputError(
-                f"say where the lists of {name} are ({wanted}), by data_dir (--data-dir) or "
-                f"{VARIABLE}; the images may be elsewhere (--root)."
+                f"say where the lists of {name} are ({wanted}), by `data_dir=` or {VARIABLE}; "
+                f"the images may be elsewhere: `root=`."
             )
         folder = Path(given).expanduser()
         for place in (folder / name, folder):
@@ -272,6 +272,6 @@ def load_listed(
                 f"{len(missing):,} of the {len(part):,} files that {sources.files[split]} names "
                 f"are not in {part.root}; the first is "
                 f"{os.fsdecode(part.paths[int(missing[0])])!r}. If the images are elsewhere, pass "
-                f"root= (--root); `longtail data check` lists all that are missing."
+                f"`root=`; `longtail data check` lists all that are missing."
             )
     return ListedData(parts["train"], parts["test"], parts.get("val"), tuple(sources.stray()))

@@ -79,13 +79,13 @@ def load(
         _checks.choice(profile, [*PROFILES, NATURAL], name="profile")
     if counts is None and (profile == NATURAL or fit):
         raise InputError(
-            "a natural profile and `fit` need `counts`, the class sizes or a file of them."
+            "a natural profile and `fit=` need `counts=`, the class sizes or a file of them."
         )
     settings = {}
     if counts is not None:
         if profile not in (None, NATURAL) or imbalance_ratio is not None:
             raise InputError(
-                "`counts` decide the profile; leave `profile` and `imbalance_ratio` out."
+                "`counts=` decides the profile; leave out `profile=` and `imbalance_ratio=`."
             )
         sizes = read_counts(counts) if isinstance(counts, str | Path) else natural_counts(counts)
         profile, settings = NATURAL, {"counts": sizes.tolist()}
@@ -104,7 +104,7 @@ def load(
             verify_official(base, pool, test, where=str(data_dir))
     elif path.is_file() and not is_embeddings(path):
         return _as_frozen(path, asked, development)
-    elif path.exists():
+    elif path.is_dir() or path.is_file():
         folder, where = path.is_dir(), path.resolve()
         pool, test = _read_folder(path, progress) if folder else read_embeddings(path)
         label = where.name if folder else where.stem
@@ -122,7 +122,8 @@ def load(
         ratio = ratio or DATASETS.get(asked.name)
         if ratio is None:
             raise InputError(
-                f"a profile over {asked.name} needs `imbalance_ratio`, largest class over smallest."
+                f"a profile over {asked.name} needs `imbalance_ratio=`, largest class over the "
+                f"smallest."
             )
         asked = replace(asked, profile=profile or "exp", imbalance_ratio=ratio)
     else:
@@ -200,8 +201,8 @@ def _read_cifar(
     given = data_dir if data_dir is not None else os.environ.get(VARIABLE)
     if not given or not (folder := Path(given).expanduser()).is_dir():
         raise InputError(
-            f"{asked.name} needs its original files; data_dir (--data-dir) or {VARIABLE} must name "
-            f"their folder, but names {str(given)!r}. {how}"
+            f"{asked.name} needs its original files; `data_dir=` or {VARIABLE} must name their "
+            f"folder, but names {str(given)!r}. {how}"
         )
     for place in (folder, folder / base):
         for path in (place / archive.file, place / archive.folder):

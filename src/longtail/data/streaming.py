@@ -265,7 +265,8 @@ class ImageStream:
         if self.on_error == "stop":
             raise InputError(
                 f"{self.data.file(index)} {reason}. Replace it or take it off the list; `longtail "
-                f"data check` finds all such files beforehand, and on_error='skip' leaves them out."
+                f"data check` finds all such files beforehand, and `on_error='skip'` leaves them "
+                f"out."
             )
         if not len(batch.indices):
             raise InputError(

@@ -87,7 +87,7 @@ def make_long_tailed(
         if len(counts) != pool.num_classes:
             raise InputError(
                 f"the profile has {len(counts)} classes but {spec.name} has "
-                f"{pool.num_classes}; `fit_counts` (--fit) gives a profile of the same shape."
+                f"{pool.num_classes}; `fit=True` gives a profile of the same shape."
             )
     else:
         counts = profile_counts(
@@ -97,7 +97,9 @@ def make_long_tailed(
             imbalance_ratio=spec.imbalance_ratio or 1,
         )
     train = pool.take(long_tailed_indices(pool.labels, counts, seed=spec.seed))
-    if development is None:
+    if development is not None:
+        _checks.whole(development, name="development", at_least=0)
+    else:
         development = max(1, DEVELOPMENT_IMAGES // pool.num_classes)
     if not development or len(train) == len(pool):
         return LongTailedData(train, test, spec)

@@ -182,7 +182,9 @@ def _number_file(path: Path) -> Any:
         return load_npy(path).astype(np.float64).reshape(-1)
     if suffix == ".json":
         found = json.loads(path.read_bytes(), object_pairs_hook=lambda pairs: tuple(pairs))
-        return [(k, float(v)) for k, v in found] if isinstance(found, tuple) else np.ravel(found)
+        if isinstance(found, tuple):
+            return [(k, float(v)) for k, v in found]
+        return np.ravel(found).astype(np.float64)
     rows = _rows(path)
     if suffix not in SEPARATORS:
         return [float(word) for (line,) in rows for word in line.replace(",", " ").split()]

@@ -130,7 +130,7 @@ def ensemble(
                 return there
             raise RunError(
                 f"{folder} holds other mean logits of the split {split!r}: a member was trained "
-                f"or evaluated again since; pass --force (replace=True) to write them again."
+                f"or evaluated again since; pass `replace=True` to write them again."
             )
         writer = RunWriter.reopen(folder)
     else:

@@ -299,8 +299,8 @@ def same_training(run: Run, fingerprint: str) -> None:
         what = "trained" if run.finished else "begun"
         raise RunError(
             f"{run.folder} was {what} on other data of the same name (fingerprint {run.data[:8]}, "
-            f"now {fingerprint[:8]}); give another --out (root), or pass --force (force=True) to "
-            f"train it again."
+            f"now {fingerprint[:8]}); train into another folder of runs, or pass "
+            f"`force=True` to train it again."
         )
 
 
@@ -309,8 +309,7 @@ def same_images(run: Run, fingerprint: str, *, split: str) -> None:
     if run.record["splits"][split]["data"] not in (None, fingerprint):
         raise RunError(
             f"{run.folder}: logits of the split {split!r} are of other images than the data are "
-            f"now; write them again with `longtail evaluate RUN --split {split} --force` "
-            f"(replace=True)."
+            f"now; write them again with `longtail evaluate RUN --split {split} --force`."
         )
 
 
@@ -391,8 +390,8 @@ class RunWriter:
             files.remove_leftovers(folder)
             if any(folder.iterdir()) and not force:
                 raise RunError(
-                    f"{folder} exists already; resume or open it, or pass --force (force=True) "
-                    f"to train it again."
+                    f"{folder} exists already; resume or open it, or pass `force=True` to "
+                    f"train it again."
                 )
             (folder / RECORD).unlink(missing_ok=True)  # first: a kill then leaves no run at all
             shutil.rmtree(folder)
@@ -481,8 +480,8 @@ class RunWriter:
         record, name = self._record, logits_file(split)
         if split in record["splits"] and not replace:
             raise RunError(
-                f"{self.folder} has the logits of the split {split!r} already; pass --force "
-                f"(replace=True) to write them again."
+                f"{self.folder} has the logits of the split {split!r} already; pass "
+                f"`replace=True` to write them again."
             )
         classes, scores = len(record["prior"]["counts"]), _checks.matrix(logits)
         if scores.shape[1] != classes:

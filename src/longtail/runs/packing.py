@@ -52,7 +52,7 @@ def half_logits(logits: NDArray[Any]) -> tuple[NDArray[np.float16], NDArray[Any]
         if distance.min() < np.finfo(np.float16).min:
             raise InputError(
                 f"logits in one row lie {-distance.min():g} apart, more than half precision "
-                f"holds (65504); pack with --full-precision (half=False)."
+                f"holds (65504); pack with `half=False`."
             )
         rounded = distance.astype(np.float16)
         rounded[(rounded == 0) & (distance < 0)] = _LEAST
@@ -93,7 +93,7 @@ def pack(
     if not archive.name.endswith((".tar.gz", ".tgz")):
         raise InputError(f"`archive` must end in .tar.gz or .tgz; got {archive.name!r}.")
     if archive.exists() and not force:
-        raise InputError(f"{archive} exists; pass --force (force=True) to replace it.")
+        raise InputError(f"{archive} exists; pass `force=True` to replace it.")
     folders = [run.folder if isinstance(run, Run) else run for run in runs]
     opened = sorted(map(Run.open, folders), key=lambda run: run.name)
     if not opened:
@@ -187,8 +187,8 @@ def unpack(
             taken = [name for name in names if (root / name).exists()]
             if taken and not force:
                 raise InputError(
-                    f"{root} has {_checks.listing(taken, most=3)} already; pass --force "
-                    f"(force=True) to replace."
+                    f"{root} has {_checks.listing(taken, most=3)} already; pass "
+                    f"`force=True` to replace."
                 )
             for done, run in enumerate(staged):
                 if progress is not None:

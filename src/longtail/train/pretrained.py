@@ -118,17 +118,18 @@ def read_weights(path: Path | str) -> Weights:
     A torch file is read with ``weights_only=True``: nothing in it is run. Of a training checkpoint
     the entry ``state_dict`` is taken, and the prefix ``module.`` of DataParallel is dropped.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     path = Path(path)
     with open(path, "rb") as file:
         head = file.read(9)
     try:
         if head[8:] == b"{":
-            from safetensors.torch import load_file
-
             found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise InputError(
             f"{path} is neither a safetensors file nor a torch file of tensors alone; save the "
             f"network's state dict: safetensors.torch.save_file(model.state_dict(), FILE)."

@@ -99,7 +99,7 @@ class TeacherPool:
         elif weights and files.read_json(path) != weights:
             raise RunError(
                 f"{folder} was begun with other weights of its teachers, which were trained again "
-                f"since; pass --force (force=True) to begin again."
+                f"since; pass `force=True` to begin again."
             )
 
     def ready(
