@@ -245,7 +245,7 @@ class Line:
 
     @property
     def wide(self) -> bool:
-        """Whether these networks are four times as wide."""
+        """True for networks four times as wide."""
         return self.records[0].spec.model.name == "resnet32x4"
 
     def to_dict(self) -> dict[str, Any]:
