@@ -249,7 +249,7 @@ def method_errors(
 def by_class(
     axis: ClassAxis, series: Sequence[Series], values: FloatArray, *, what: str = "error"
 ) -> Chart:
-    """Return a line per method over the classes, most frequent first; `values` (methods, classes)."""
+    """Return lines of methods over classes, most frequent first; `values` (methods, classes)."""
     places = range(len(axis.members))
     mode, hover = "lines" if len(places) > DENSE else "lines+markers", "%{hovertext}<br>%{y:.1f}%"
     traces = _lines(series, places, axis.mean(values), hover, mode=mode, hovertext=axis.hover())
