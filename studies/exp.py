@@ -609,7 +609,9 @@ def add_arguments(parser: argparse.ArgumentParser, records: str = "results/exp")
     add_training_arguments(parser, records=records, datasets=CIFARS)
 
 
-def collect(options: argparse.Namespace, rows: Sequence[Row], title: str, profile: str = "exp"):
+def collect(
+    options: argparse.Namespace, rows: Sequence[Row], title: str, profile: str = "exp"
+) -> list[Column] | None:
     """Train what is missing, print each column, and return them; None if time ran out."""
     recipes, datasets = options.recipe or ("tuned", "paper"), options.dataset or CIFARS
     runs = [

@@ -287,7 +287,7 @@ class _Problem:
             yield x, y, logits, logits.softmax(1)
 
     def calibrated(self, weights: np.ndarray, *, rounds: int = 3) -> np.ndarray:
-        """The weights with biases that predict each class about as often as it occurs.
+        """Return the weights with biases that predict each class about as often as it occurs.
 
         b_y grows by log(n_y / Σ_i p_iy). A minimum has such biases, and a prior that the start
         ignores would otherwise cost L-BFGS most of its steps.

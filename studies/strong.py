@@ -245,7 +245,7 @@ class Line:
 
     @property
     def wide(self) -> bool:
-        """Whether these networks are four times as wide."""
+        """True for networks four times as wide."""
         return self.records[0].spec.model.name == "resnet32x4"
 
     def to_dict(self) -> dict[str, Any]:
@@ -685,14 +685,14 @@ def text(settings: Sequence[Setting]) -> str:
 
 def main(options: argparse.Namespace) -> None:
     """Train what has no record, print the tables and write the page."""
-    every, wanted = [], []
+    asked, wanted = [], []
     for dataset in options.dataset or DATASETS:
         for ratio in options.rho or RATIOS:
             parts = {k: resized(options, rows) for k, rows in runs_of(dataset, ratio).items()}
-            every.append((dataset, ratio, parts))
+            asked.append((dataset, ratio, parts))
             wanted += [row for k in parts if k in (options.part or PARTS) for row in parts[k]]
     shelf, _ = pages.trained(options, wanted)
-    every = [Setting(*one, shelf) for one in every]
+    every = [Setting(*one, shelf) for one in asked]
     settings = [one for one in every if one.lines]
     pages.refuse_nothing(settings, options)
     if options.json:

@@ -565,6 +565,17 @@ def test_frames_and_sparse_matrices_pass_through(kind):
         )
 
 
+@pytest.mark.filterwarnings("ignore::longtail.sklearn.FixedTauOnMarginsWarning")
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_precomputed_kernel_is_cut_on_both_sides(kind):
+    X, y = long_tailed()
+    direct = kind(SVC(kernel="linear")).fit(X, y)
+    kernel = kind(SVC(kernel="precomputed")).fit(X @ X.T, y)
+    np.testing.assert_allclose(
+        kernel.decision_function(X @ X.T), direct.decision_function(X), atol=1e-6
+    )
+
+
 # ------------------------------------------------------------------ prefit
 
 

@@ -221,7 +221,7 @@ def frequencies(axis: ClassAxis, counts: FloatArray) -> Chart:
 def method_errors(
     series: Sequence[Series], intervals: Sequence[Interval], hollow: Sequence[bool]
 ) -> Chart:
-    """A dot for each method, with its interval where there is one; oracles hollow."""
+    """Return a dot for each method, with its interval where there is one; oracles hollow."""
     means = np.array([one.mean for one in intervals])
     halves = np.nan_to_num([one.half_width for one in intervals])
     lows, highs = means - halves, means + halves
@@ -249,7 +249,7 @@ def method_errors(
 def by_class(
     axis: ClassAxis, series: Sequence[Series], values: FloatArray, *, what: str = "error"
 ) -> Chart:
-    """A line per method over the classes, most frequent first; `values` (methods, classes)."""
+    """Return lines of methods over classes, most frequent first; `values` (methods, classes)."""
     places = range(len(axis.members))
     mode, hover = "lines" if len(places) > DENSE else "lines+markers", "%{hovertext}<br>%{y:.1f}%"
     traces = _lines(series, places, axis.mean(values), hover, mode=mode, hovertext=axis.hover())

@@ -226,7 +226,10 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             evenly spaced ones, 0, 0.05, ..., 4, for the others.
         prior: as in LogitAdjustedClassifier, with "effective" the mean of the held-out
             predictions. For "prefit", "train" counts the labels given to `fit`.
-        target, costs, reweight, response_method: as in LogitAdjustedClassifier.
+        target: as in LogitAdjustedClassifier.
+        costs: as in LogitAdjustedClassifier.
+        reweight: as in LogitAdjustedClassifier.
+        response_method: as in LogitAdjustedClassifier.
         n_jobs: splits fitted at a time, as in joblib.
         random_state: of the shuffled split, if `cv` is a fraction.
         store_cv_results: whether to keep `cv_results_`.
@@ -601,7 +604,7 @@ class _Fold(LogitAdjustedClassifier):
         prior: ClassPrior | None,
     ) -> _Fold:
         """Fit on the rows `train`, and read the logits of the rows `held_out`."""
-        self.held = rows.take(held_out)
+        self.held = rows.take(held_out, train)
         self._learn(rows, held_out if self._is_prefit() else train, classes, prior)
         self.codes, self.logits = encode(self.held.y, classes), super()._logits(self.held.X)
         return self

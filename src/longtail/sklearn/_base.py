@@ -53,15 +53,18 @@ class Rows:
     fit_params: dict[str, Any]
     score_params: dict[str, Any]
     split_params: dict[str, Any]  # of all rows, never of some
+    pairwise: bool  # whether X is a kernel, with a column for each row as well
 
-    def take(self, index: NDArray[np.intp]) -> Rows:
-        """Return some of the rows."""
+    def take(self, index: NDArray[np.intp], columns: NDArray[np.intp] | None = None) -> Rows:
+        """Return some of the rows, against themselves or other `columns` of a kernel."""
         weights = {"weight": self.weight, "fit_weight": self.fit_weight}
         weights, fit_params, score_params = (
             _check_method_params(self.X, values, index)  # what has a value for each row is cut
             for values in (weights, self.fit_params, self.score_params)
         )
         X, y = _safe_indexing(self.X, index), self.y[index]
+        if self.pairwise:
+            X = _safe_indexing(X, index if columns is None else columns, axis=1)
         return replace(self, X=X, y=y, fit_params=fit_params, score_params=score_params, **weights)
 
     def with_weight(self, index: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
@@ -382,7 +385,8 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         fit_weight = weight if prefit else fit_params.get(weight_name(self.estimator))
         if fit_weight is not None:
             fit_weight = _checks.sample_weight(fit_weight, len(y))
-        rows = Rows(X, y, weight, fit_weight, fit_params, score_params, split_params)
+        pairwise = not prefit and get_tags(self.estimator).input_tags.pairwise
+        rows = Rows(X, y, weight, fit_weight, fit_params, score_params, split_params, pairwise)
         every = rows.with_weight()
         found = np.unique(y[every])
         if len(found) < 2:

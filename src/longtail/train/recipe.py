@@ -38,7 +38,10 @@ def _milestones(value: Any, *, name: str) -> tuple[tuple[int, float], ...]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything about training that is not data, method or seed; texts are one of `CHOICES`."""
+    """Everything about training that is not data, method or seed.
+
+    docs/train-images.md has a table of the values; `CHOICES` has those of texts.
+    """
 
     name: str  # as the command line calls it
     model: str  # a key of `models.MODELS`

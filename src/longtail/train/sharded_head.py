@@ -42,13 +42,6 @@ class SliceLoss(torch.autograd.Function):
     """The loss of each example, shape (N,), from the logits of a slice of the classes.
 
     With label smoothing ε it is (1 − ε) · ℓ(y, f) + ε/C · Σ_c ℓ(c, f), for losses with a + b = 0.
-
-    Args:
-        logits: f of the slice's classes, shape (N, width); overwritten.
-        target: y of all classes, int64, shape (N,).
-        criterion: the loss; its reduction plays no part.
-        part: the slice.
-        gather: stacks the tensors of all slices.
     """
 
     @staticmethod
@@ -60,7 +53,15 @@ class SliceLoss(torch.autograd.Function):
         part: slice,
         gather: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        """Exchange what the slices know of each example, and leave exponentials in the logits."""
+        """Exchange what the slices know of each example, and leave exponentials in the logits.
+
+        Args:
+            logits: f of the slice's classes, shape (N, width); overwritten.
+            target: y of all classes, int64, shape (N,).
+            criterion: the loss; its reduction plays no part.
+            part: the slice.
+            gather: stacks the tensors of all slices.
+        """
         (_, bias, lower), scale = criterion.parts(), criterion.scale
         epsilon, weight = criterion.label_smoothing, criterion.weight
         alpha = criterion.alpha if weight is None else criterion.alpha * weight
