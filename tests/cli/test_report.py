@@ -62,12 +62,3 @@ def test_runs_on_different_data(refused, folders):
     message = refused("report", *folders, other.folder)
     assert "have different numbers of classes" in message
     assert message.endswith("compare runs of one data set.")
-
-
-def test_a_missing_extra_is_named_before_anything_is_read(refused, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    message = refused("report", "nowhere")
-    assert message.startswith("this needs plotly")
-    assert message.endswith("run: pip install 'longtail[report]'")
