@@ -222,7 +222,7 @@ def test_torch_compile_in_one_graph(dtype):
     logits = torch.tensor(random_logits()).to(dtype)
     for tau in (1.0, 0.5):
         torch.testing.assert_close(compiled(logits, tau, PRIOR), model(logits, tau, PRIOR))
-    for k in range(1, 4):  # priors that come to lie where another one was
+    for k in (1, 2):  # a prior that comes to lie where another one was
         prior = ClassPrior.from_probs([k / 10, 0.4, 0.6 - k / 10])
         torch.testing.assert_close(compiled(logits, 1.0, prior), model(logits, 1.0, prior))
         del prior
