@@ -100,16 +100,6 @@ def test_numbers_that_cannot_be_placed_are_refused(given, message):
         ClassPrior.from_counts(given)
 
 
-def test_the_advice_on_missing_classes_is_right():
-    given = series([5, 3, 2], [0, 3, 1])
-    with pytest.raises(InputError) as refused:
-        ClassPrior.from_counts(given)
-    advice = str(refused.value).split("pass ")[1].split(", `classes`")[0]
-    names = {"counts": given, "classes": range(4)}
-    prior = ClassPrior.from_counts(eval(advice, names), smoothing=1.0)
-    assert prior.counts.tolist() == [5, 2, 0, 3]
-
-
 # ------------------------------------------------------------------ classes that have names
 
 
@@ -176,10 +166,3 @@ def test_a_series_of_other_classes_is_refused(kind, settings, message):
         settings = {**settings, "scoring": "target"}
     with pytest.raises(InputError, match=message):
         kind(LogisticRegression(), **settings).fit(X, y)
-
-
-def test_arrays_that_have_a_method_called_index_are_taken_by_position():
-    import pyarrow as pa
-
-    for given in (pa.array([3, 1]), pa.chunked_array([[3], [1]])):
-        assert ClassPrior.from_counts(given).counts.tolist() == [3, 1]

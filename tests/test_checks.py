@@ -89,16 +89,6 @@ def test_probabilities_with_zeros_get_there_by_the_messages(caller):
     WANT_LOGITS[caller](log_probs(probs))
 
 
-@pytest.mark.parametrize("caller", WANT_PROBS)
-def test_rounded_probabilities_get_there_by_the_message(caller):
-    rounded = PROBS.numpy().round(2)
-    with pytest.raises(
-        InputError, match=r"such rows\); if they were only rounded, divide each row"
-    ):
-        WANT_PROBS[caller](rounded)
-    WANT_PROBS[caller](rounded / rounded.sum(axis=1, keepdims=True))
-
-
 TWO = ClassPrior.from_counts([900, 100])
 BINARY = TARGET % 2
 ONE_SCORE = {
@@ -120,9 +110,3 @@ def test_one_score_of_two_classes_gets_there_by_the_message(caller):
     advice = str(refused.value).split("d / 2, as ")[1].removesuffix(" makes them.")
     assert "num_classes" not in str(refused.value)
     ONE_SCORE[caller](eval(advice, {"numpy": np, "d": d}))
-
-
-def test_a_listing_shows_the_first_and_counts_the_rest():
-    assert _checks.listing(iter([])) == ""
-    assert _checks.listing([3, 7, 9], most=3) == "3, 7, 9"
-    assert _checks.listing(iter([3, 7, 9, 1]), most=3) == "3, 7, 9 and 1 more"

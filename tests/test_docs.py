@@ -114,14 +114,6 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_benchmark_page_is_what_the_records_say():
-    path = ROOT / "benchmarks" / "make_page.py"
-    spec = importlib.util.spec_from_file_location("make_page", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.PAGE.read_text() == module.page(), "run: python benchmarks/make_page.py"
-
-
 def site_hooks():
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
     module = importlib.util.module_from_spec(spec)

@@ -119,17 +119,6 @@ def test_the_core_needs_no_torch():
     )
 
 
-def test_losses_without_torch_name_the_install_command():
-    out = run_python(
-        "import sys; sys.modules['torch'] = None\n"
-        "import longtail\n"
-        "try:\n    longtail.losses\n"
-        "except longtail.MissingExtraError as error:\n    print(error)\n"
-    )
-    assert "pip install 'longtail[torch]'" in out
-    assert len(out.strip().splitlines()) == 1
-
-
 HIDE = """
 import sys
 from importlib.machinery import PathFinder

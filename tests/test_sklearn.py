@@ -1,7 +1,5 @@
 """The two estimators: scikit-learn's own checks, oracles in loops, and everything they refuse."""
 
-import pickle
-
 import numpy as np
 import pytest
 from scipy import sparse
@@ -531,20 +529,6 @@ def test_grid_search_reaches_tau_and_the_inner_estimator():
     ).fit(X, y)
     assert search.best_params_["tau"] == 1.0
     assert search.best_params_["target"] == "balanced"
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_clones_and_pickles(kind):
-    X, y = long_tailed()
-    prior = ClassPrior.from_counts([9, 3, 1])
-    model = kind(LogisticRegression(C=0.5), prior=prior, response_method="predict_proba")
-    again = clone(model)
-    assert again.get_params()["estimator__C"] == 0.5
-    assert again.prior == prior
-    model.fit(X, y)
-    np.testing.assert_array_equal(
-        pickle.loads(pickle.dumps(model)).predict_proba(X), model.predict_proba(X)
-    )
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -82,7 +82,6 @@ def test_all_problems_go_to_a_file(cli):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mnist"], "there is no data set, file or folder 'mnist'"),
         (["imagenet-lt"], "where the lists of imagenet-lt are (ImageNet_LT_train.txt and"),
         (["."], "has neither lists (train.txt and test.txt"),
         (["digits-lt", "--quick"], "--quick does nothing here: the images of this data set are"),

@@ -47,7 +47,6 @@ def test_a_composed_method_is_explained_by_its_parts(cli, ok):
     [
         ("focal", f"there is no method 'focal'; the methods are {', '.join(NAMES)}"),
         ("ldam+drv", "there is no part 'drv'; did you mean drw?"),
-        ("drw+ldam", "'drw' comes on top of a loss, which stands first, such as softmax+drw"),
         ("softmax+ldam", "a method has one loss, but 'softmax' and 'ldam' are two"),
     ],
 )

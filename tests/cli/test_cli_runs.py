@@ -68,14 +68,13 @@ def test_packing_and_unpacking(cli, ok, refused):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs/digits-lt/X", "--out", "a.tgz"], "half written: its training did not finish"),
         (["runs", "--out", "a.tgz"], "none of the runs there is finished"),
         (["nowhere", "--out", "a.tgz"], "nowhere is not a run folder"),
     ],
 )
 def test_what_can_not_be_packed(cli, arguments, message):
-    folder = make_writer(RUNS).folder
-    result = cli("runs", "pack", *[word.replace("X", folder.name) for word in arguments])
+    make_writer(RUNS)
+    result = cli("runs", "pack", *arguments)
     assert result.code == 1
     assert message in result.err
     assert not Path("a.tgz").exists()

@@ -89,7 +89,6 @@ def test_refusals_come_before_any_work(teachers, refused):
         (STUDENT, "needs teachers; name their run folders (--teachers RUN)"),
         ((*STUDENT, "--teachers", together), "is an ensemble"),
         ((*STUDENT, "--ratio", "10", "--teachers", softmax), "was trained on other data"),
-        ((*STUDENT, "--held-out", "0.2", "--teachers", softmax), "its student holds out"),
     ):
         assert message in refused(*words, "--out", "runs")
         assert not Path("runs").exists()

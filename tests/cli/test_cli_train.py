@@ -1,13 +1,11 @@
 """`longtail train`: what it trains, what it refuses, and how it goes on."""
 
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_factory import write_folder
 from longtail.cli import main
 from longtail.data.digits import load_digits_lt
 from longtail.runs import find_runs
@@ -89,16 +87,6 @@ def test_a_run_does_not_depend_on_its_cohort_and_force_trains_again(cohort, cli,
     assert epochs == []
     assert cli(*words, "--force").code == 0
     assert epochs == [1, 2]
-
-
-def test_the_command_that_judges_says_where_data_of_ones_own_are(cli, ok):
-    for split in ("train", "test"):
-        write_folder(Path("my birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
-    words = ("--set", "epochs=1", "--device", "cpu", "--method", "softmax", "--no-evaluate")
-    trained = ok("train", "--dataset", "my birds", "--recipe", "digits", *words, "--out", "a b")
-    command = shlex.split(trained.out.splitlines()[-1].partition(": longtail ")[2])
-    assert command[-2:] == ["--dataset", "my birds"]
-    assert cli(*command).code == 0
 
 
 def test_a_held_out_part_is_judged_beside_the_test_set(cli, ok):

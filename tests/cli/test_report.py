@@ -57,22 +57,8 @@ def test_an_existing_page_asks_for_force(cli, refused, folders):
     assert "<html" in Path("old.html").read_text()
 
 
-def test_a_page_that_no_browser_would_open_is_refused(cli, refused, folders):
-    assert "must end in .html or .htm" in refused("report", *folders, "--out", "a.txt")
-    assert cli("report", *folders, "--out", "PAGE.HTM").code == 0
-
-
 def test_runs_on_different_data(refused, folders):
     other = make_run(Path("runs"), make_spec(dataset="digits-lt", method="softmax"))
     message = refused("report", *folders, other.folder)
     assert "have different numbers of classes" in message
     assert message.endswith("compare runs of one data set.")
-
-
-def test_a_missing_extra_is_named_before_anything_is_read(refused, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    message = refused("report", "nowhere")
-    assert message.startswith("this needs plotly")
-    assert message.endswith("run: pip install 'longtail[report]'")

@@ -7,32 +7,16 @@ import pickle
 import numpy as np
 import pytest
 
-from data_factory import CIFAR10_NAMES, cifar_files, python2_pickle, write_archive, write_unpacked
+from data_factory import cifar_files, python2_pickle, write_archive
 from longtail import InputError
 from longtail.data import load
-from longtail.data.cifar import ARCHIVES, official_fingerprints, read_cifar
-from longtail.data.profiles import profile_counts
+from longtail.data.cifar import official_fingerprints, read_cifar
 
 
 def test_the_factory_writes_what_python_2_wrote():
     # The MD5 of the official batches.meta: its bytes are known, since its content is.
     content = cifar_files("cifar10")[0]["batches.meta"]
     assert hashlib.md5(content).hexdigest() == "5ff9c542aee3614f3951f8cda6e48888"
-
-
-@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-@pytest.mark.parametrize("write", [write_archive, write_unpacked])
-def test_both_forms_give_the_images_in_official_order(tmp_path, name, write):
-    files, labels, images = cifar_files(name)
-    train, test = read_cifar(write(tmp_path, name, files), name=name)
-    np.testing.assert_array_equal(train.labels, labels)
-    np.testing.assert_array_equal(train.images, images)
-    assert train.labels.dtype == np.int64
-    assert test.counts.tolist() == [2] * ARCHIVES[name].num_classes
-    if name == "cifar10":
-        assert list(train.class_names) == list(test.class_names) == CIFAR10_NAMES
-    else:
-        assert train.class_names[:2] == ("class_0", "class_1")
 
 
 # What is refused.
@@ -65,12 +49,6 @@ def test_a_foreign_pickle_is_refused_and_never_run(tmp_path, which):
     with pytest.raises(InputError, match="is not the official archive"):
         read_cifar(write_archive(tmp_path, files=files), name="cifar10")
     assert not ran.exists()
-
-
-def test_the_attack_would_work_without_the_guard(tmp_path):
-    # Otherwise the test above could not fail.
-    pickle.loads(next(evil_pickles(tmp_path / "ran"))[1]).close()
-    assert (tmp_path / "ran").exists()
 
 
 def test_a_truncated_archive_says_so_and_how_to_get_it(tmp_path):
@@ -124,11 +102,7 @@ def test_the_table_has_every_subset_with_its_size(base, classes):
     everything = [known["train"], known["test"]]
     for profile, ratio in SUBSETS:
         entry = known["subsets"][f"{profile}-{ratio}"]
-        sizes = formula(profile, ratio, 50_000 // classes, classes)
-        assert entry["examples"] == sum(sizes)
-        shape = {"num_classes": classes, "imbalance_ratio": ratio}
-        counts = profile_counts(profile, 50_000 // classes, **shape)
-        assert counts.tolist() == sizes
+        assert entry["examples"] == sum(formula(profile, ratio, 50_000 // classes, classes))
         everything += [entry["indices"], entry["train"]]
     assert len(set(everything)) == len(everything) == 14
     assert all(len(digest) == 64 for digest in everything)

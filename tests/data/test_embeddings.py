@@ -80,11 +80,6 @@ def test_without_a_test_part_a_fifth_of_each_class_is_set_aside(tmp_path, caplog
     assert (data.spec.name, data.spec.profile) == ("features", None)
 
 
-def test_a_profile_makes_them_long_tailed(tmp_path):
-    data = load(write(tmp_path, "npz"), profile="step", imbalance_ratio=5)
-    assert data.train.counts.tolist() == [10, 2, 2]
-
-
 def test_other_floats_are_converted(tmp_path):
     parts = PARTS | {"features": FEATURES.astype(np.float16)}
     train, _ = read_embeddings(write(tmp_path, "npz", parts))

@@ -71,6 +71,8 @@ def test_every_form_gives_the_same_data(tmp_path, form, name):
     np.testing.assert_array_equal(data.train.labels, labels[expected])
     np.testing.assert_array_equal(data.train.images, images[expected])
     assert data.test.counts.tolist() == [2] * classes
+    names = CIFAR10_NAMES if name == "cifar10" else [f"class_{i}" for i in range(100)]
+    assert list(data.train.class_names) == list(data.test.class_names) == names
     assert data.spec == DataSpec(f"{name}-lt", "exp", 4.0)
 
 

@@ -81,34 +81,6 @@ def test_soft_labels_count_once_each():
     assert found.item() == pytest.approx(F.cross_entropy(logits, soft).item(), rel=1e-6)
 
 
-def gradients_of(size, accumulation):
-    """The gradients of each step where `compute_loss` is overridden."""
-    gradients, loss = trainer_example.Gradients(), TrainerLoss(LogitAdjustedLoss(PRIOR))
-    made = trainer_example.trainer(
-        trainer_example.bert(),
-        trainer_example.sequences(),
-        None,
-        batch_size=size,
-        accumulation=accumulation,
-        callbacks=[gradients],
-        optim="sgd",
-        max_steps=3,
-    )
-
-    def compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs.pop("labels")
-        return loss(model(**inputs), labels, num_items_in_batch=num_items_in_batch)
-
-    made.compute_loss = compute_loss
-    made.train()
-    return gradients.steps
-
-
-def test_an_own_compute_loss_is_exact_with_accumulation():
-    for one, four in zip(gradients_of(16, 1), gradients_of(4, 4), strict=True):
-        torch.testing.assert_close(one, four, rtol=1e-4, atol=1e-6)
-
-
 def test_the_classifier_of_a_peft_model_is_baked_by_its_name():
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])

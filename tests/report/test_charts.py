@@ -59,27 +59,6 @@ def test_every_figure_is_written_in_both_formats_with_equal_bytes(page, tmp_path
         assert first.read_bytes() == second.read_bytes()
 
 
-def simple():
-    with figures.style():
-        figure, axes = figures.panels(columns=2, width=4, height=2)
-        axes[0, 0].plot([0, 1], [0, 1], color=figures.color("softmax"), label="a")
-        axes[0, 0].scatter([0, 1], [1, 0])
-        axes[0, 1].fill_between([0, 1], [0, 1], alpha=0.3)
-        axes[0, 0].legend()
-    return figure
-
-
-def test_the_users_settings_neither_enter_nor_change(tmp_path):
-    matplotlib = pytest.importorskip("matplotlib")
-    plain = figures.save(simple(), tmp_path / "plain")
-    with matplotlib.rc_context({"font.size": 31, "lines.linewidth": 9, "svg.hashsalt": "mine"}):
-        mine = figures.save(simple(), tmp_path / "mine")
-        assert matplotlib.rcParams["font.size"] == 31
-        assert matplotlib.rcParams["svg.hashsalt"] == "mine"
-    for one, two in zip(plain, mine, strict=True):
-        assert one.read_bytes() == two.read_bytes()
-
-
 def test_every_loss_has_a_colour():
     assert {*margins.MARGINS, methods.THRESHOLD} <= set(figures.METHOD_COLORS)
 

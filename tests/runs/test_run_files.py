@@ -78,18 +78,6 @@ def test_a_failed_write_leaves_the_old_file_alone_and_names_it(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_two_processes_on_one_folder_refuse_each_other(tmp_path):
-    with (
-        files.exclusive(tmp_path / "run"),
-        pytest.raises(InputError, match="being written by another process"),
-        files.exclusive(tmp_path / "run"),
-    ):
-        pass
-    with files.exclusive(tmp_path / "run"):
-        pass
-    assert os.listdir(tmp_path) == []
-
-
 def test_content_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     order = []
     fsync, replace = os.fsync, os.replace

@@ -37,19 +37,6 @@ def test_every_run_has_its_record_and_every_record_its_run():
     assert names == {record.name for record in Shelf(ROOT / "results/exp").records}
 
 
-def test_cells_are_means_of_wrong_counts():
-    for one in columns():
-        for row, runs in ((exp.ERM, "softmax"), (exp.LOSS, "logit-adjusted")):
-            errors = [
-                np.mean([w / n for w, n in zip(test["wrong"], test["examples"], strict=True)])
-                for record in one.records_of(runs)
-                for test in [record.document["splits"]["test"]]
-            ]
-            assert len(errors) == 5
-            assert one.cell(row).mean == pytest.approx(np.mean(errors))
-            assert one.cell(row).deviation == pytest.approx(np.std(errors, ddof=1))
-
-
 @pytest.mark.parametrize(
     ("low", "high", "bounds", "verdict"),
     [

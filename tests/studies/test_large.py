@@ -12,31 +12,11 @@ pytest.importorskip("jinja2")
 
 from data_factory import write_large
 from longtail.data.large import LARGE
-from longtail.runs import DataSpec
-from longtail.train.recipe import get_recipe
-from studies import __main__, large
-from studies._records import Shelf
+from studies import __main__
 
 ROOT = Path(__file__).parents[2]
 COUNTS = {"imagenet-lt": (24, 10, 5, 3), "inaturalist": (20, 8, 4, 2, 2)}
 SMALL = ("model=small-conv", "epochs=2", "batch_size=16", "image_size=16", "lr=0.05")
-
-
-def test_a_columns_runs_are_those_of_its_recipe():
-    data = DataSpec("inaturalist", settings={"list": "a" * 16})
-    runs = large.Setting("inaturalist", "resnet152", 200).runs(data)
-    assert [one.name for one in runs] == list(large.NAMES)
-    shelf = Shelf()
-    for one in runs:
-        spec = shelf.spec(one, 3)
-        assert (spec.recipe.name, spec.model.name, spec.seed) == ("inaturalist", "resnet152", 3)
-        recipe = get_recipe("inaturalist", model="resnet152", epochs=200)
-        assert spec.recipe.values["epochs"] == 200
-        assert spec.recipe.values["lr"] == recipe.lr
-        assert spec.dataset.held_out == (0.2 if one.name == large.PARTNER else 0.0)
-    threshold = shelf.spec(runs[2], 0).method.settings["threshold"]
-    assert threshold == pytest.approx(0.5 / 8142, rel=1e-5)
-    assert runs[0].tau_from == runs[-1]
 
 
 def test_without_records_the_page_has_the_published_numbers(tmp_path, capsys):

@@ -17,11 +17,9 @@ from longtail.models.resnet import DESIGNS, ResNet
 from longtail.runs import DataSpec, Run, RunError, run_folders
 from longtail.train import StoppedError, make_spec, read_weights, train_cohort, with_weights
 from longtail.train.loop import run_epoch
-from longtail.train.optimizers import make_optimizer
 from longtail.train.own_data import fits_memory, settle
 from longtail.train.pretrained import Weights
-from longtail.train.recipe import get_recipe
-from train_factory import CPU, make_streamed
+from train_factory import make_streamed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -149,12 +147,6 @@ def test_a_frozen_backbone_on_disk_stays(tmp_path):
     after = training.model.state_dict()
     changed = {name for name in after if not torch.equal(before[name], after[name])}
     assert changed == {"fc.weight", "fc.bias"}
-
-
-def test_one_rate_is_one_group_as_before():
-    """So that checkpoints of earlier versions go on."""
-    for recipe, count in (("paper", 1), ("finetune", 2)):
-        assert len(make_optimizer(network(), get_recipe(recipe), CPU).param_groups) == count
 
 
 # What follows from the images.
