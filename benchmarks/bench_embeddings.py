@@ -162,7 +162,8 @@ def measure_heads(rows, width, classes, *, heads):
         command = [sys.executable, "-m", "longtail", "train", "--dataset", path, "--seeds", heads]
         command += ["--method", "logit-adjusted", "--out", Path(name) / "runs", "--json"]
         started = time.perf_counter()
-        done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+        # What it says while it works, or why it fails, is seen.
+        done = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True)
         seconds = time.perf_counter() - started
         runs = json.loads(done.stdout)["runs"]
     return {
