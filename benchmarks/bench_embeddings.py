@@ -161,8 +161,10 @@ def measure_heads(rows, width, classes, *, heads):
         path = write_features(Path(name), rows, width, classes)
         command = [sys.executable, "-m", "longtail", "train", "--dataset", path, "--seeds", heads]
         command += ["--method", "logit-adjusted", "--out", Path(name) / "runs", "--json"]
+        words = list(map(str, command))
         started = time.perf_counter()
-        done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+        # Its messages, and why it fails if it does, go to the terminal.
+        done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
         seconds = time.perf_counter() - started
         runs = json.loads(done.stdout)["runs"]
     return {

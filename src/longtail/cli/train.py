@@ -43,8 +43,9 @@ OnError = StrEnum("OnError", ["stop", "skip"])
 def train(
     context: typer.Context,
     dataset: Annotated[str | None, option("NAME", "A name, folder or file; see above.")] = None,
+    # Typer 0.27.3 would take METHOD for the option's name.
     method: Annotated[
-        list[str] | None, option("METHOD", "See above; repeat it for several.")
+        list[str] | None, option("METHOD", "See above; repeat it for several.", "--method")
     ] = None,
     seeds: Annotated[int | None, option("N", "Seeds 0 to N-1 of each method.", min=1)] = None,
     seed: Annotated[list[int] | None, option("K", "Or this seed; repeatable.", min=0)] = None,

@@ -207,10 +207,11 @@ def train_cohort(
                 found = run_epoch(list(active), list(active.values()), after_step=after_step)
                 losses = dict(zip(map(id, active), found, strict=True))
                 stepped = [job for job in jobs if id(job.training) in losses]
+                took = (time.monotonic() - began) / len(stepped)
                 for job in stepped:
                     loss = losses[id(job.training)][job.member]
                     job.epoch += 1
-                    job.seconds += (time.monotonic() - began) / len(stepped)
+                    job.seconds += took
                     if job.diverged:
                         continue
                     job.diverged = not math.isfinite(loss)

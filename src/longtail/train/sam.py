@@ -81,8 +81,8 @@ class SAM:
         if any(p.grad is not None for p in self._parameters()):
             raise InputError(
                 "SAM.step: there are gradients already. Gradients can't be accumulated from "
-                "outside: let the closure go through all the batches, and call zero_grad() if "
-                "these are left over."
+                "outside: let the closure go through all the batches, and call "
+                "optimizer.zero_grad() if these are left over."
             )
         try:
             with torch.enable_grad():

@@ -143,7 +143,7 @@ class StreamedTraining:
 
     on_disk = True
     block = 1  # steps whose batches are made at once
-    beside, active, graphs = None, nullcontext, MappingProxyType[int, Any]({})
+    active, graphs = nullcontext, MappingProxyType[int, Any]({})
 
     def __init__(
         self,
