@@ -21,8 +21,8 @@ from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import mean_variance
 from longtail.priors import ClassPrior
 
-# Elements of each of two work buffers: 1 MB in float64, about an L2 cache.
-_BLOCK_ELEMENTS = 1 << 17
+# Elements of each of two work buffers, which share an L2 cache: 512 KB in float64.
+_BLOCK_ELEMENTS = 1 << 16
 # Up to this many classes the inverse gaps between all of them are kept: 32 MB.
 _TABLE = 2048
 
