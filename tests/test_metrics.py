@@ -328,6 +328,7 @@ def test_bad_input_of_errors(function, target, logits, options, message):
     ("target", "predictions", "options", "message"),
     [
         ([0, 1], [0, 2], {"num_classes": 2}, r"`predictions` must lie in 0 \.\. 1, but 2 occurs"),
+        ([0, 10**9], [0, 1], {}, "but 1000000000 occurs .* look like ids"),
         ([0, 1], [0.2, 0.9], {}, "`predictions` must be integer class labels.*float64"),
         ([0, 1], TWO, {"num_classes": 3}, "`num_classes` is 3 but `predictions` has 2 columns"),
     ],

@@ -271,7 +271,11 @@ def _every(ok: NDArray[Any], array: NDArray[Any], rule: str, advice: str = "") -
 def labels(
     values: Any, *, name: str = "target", num_classes: int | None = None, names: bool = False
 ) -> IntArray:
-    """Integer class labels in 0 .. num_classes - 1; with `names` strings too, see `numbered`."""
+    """Integer class labels in 0 .. num_classes - 1.
+
+    With `names` strings too, see `numbered`; and numbers that look like ids are refused, before
+    memory is taken for each up to the largest.
+    """
     array = vector(values, name=name, numbers=False)
     if names:
         (array,) = numbered(array, num_classes=num_classes)
@@ -292,6 +296,12 @@ def labels(
         raise InputError(
             f"`{name}` must lie in 0 .. {last}, but {wrong} occurs (first at position "
             f"{int(np.argmax(array == wrong))}){advice}."
+        )
+    if names and num_classes is None and high >= max(10 * len(array), 100_000):
+        raise InputError(
+            f"`{name}` must be class numbers, but {high} occurs among {len(array)} examples, so "
+            f"they look like ids; number {BY_ONE_LIST}. If there are that many classes, pass "
+            f"num_classes={high + 1}."
         )
     return array.astype(np.int64, copy=False)
 

@@ -407,8 +407,8 @@ def _decide(
     if num_classes is not None:
         num_classes = _checks.whole(num_classes, name="num_classes")
     target, predictions = _checks.numbered(target, predictions)
-    target = _checks.labels(target, num_classes=num_classes)
-    predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes)
+    target = _checks.labels(target, num_classes=num_classes, names=True)
+    predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes, names=True)
     _checks.same_length(predicted, target, name="predictions")
     if weight is not None:
         weight = _checks.sample_weight(weight, len(target))

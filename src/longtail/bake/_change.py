@@ -198,23 +198,24 @@ class BakedLayer(NamedTuple):
 
 def bake_layer(label: str, weight: RawTensor, bias: RawTensor | None, change: Change) -> BakedLayer:
     """Return the new tensors of a linear layer, whose outputs come first."""
-    width, numbers = weight.shape[0], weight.values()
+    width = weight.shape[0]
     old = None if bias is None else bias.values().reshape(-1)
     if old is not None and old.size != width:
         raise InputError(
             f"{label} has {width} rows of weights but a bias of {old.size}, so its outputs are not "
             f"first; bake an ONNX export."
         )
-    scale, offset = change.affine(width, numbers, old)
+    rows = weight.values() if change.shift is None else None  # eight bytes for each weight
+    scale, offset = change.affine(width, rows, old)
     tensors, undo = {}, dict[str, Any]()
-    if change.shift is None:
+    if rows is not None:
         if len(weight.data) > _MOST_STORED:
             raise InputError(
                 f"{label} has {len(weight.data) >> 20} MiB of weights, too many to keep the "
                 f"originals in the record; bake an ONNX export, whose weights stay as they are."
             )
-        by_row = scale.reshape(-1, *[1] * (numbers.ndim - 1))
-        tensors["weight"] = RawTensor.of(numbers * by_row, weight.dtype)
+        by_row = scale.reshape(-1, *[1] * (rows.ndim - 1))
+        tensors["weight"] = RawTensor.of(rows * by_row, weight.dtype)
         undo["weight"] = weight.to_json()
     if bias is not None and old is not None:
         new = (old * scale + offset).reshape(bias.shape)

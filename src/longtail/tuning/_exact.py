@@ -21,8 +21,8 @@ from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import mean_variance
 from longtail.priors import ClassPrior
 
-# Elements of each of two work buffers: 1 MB in float64, about an L2 cache.
-_BLOCK_ELEMENTS = 1 << 17
+# Elements of each of two work buffers, which share an L2 cache: 512 KB in float64.
+_BLOCK_ELEMENTS = 1 << 16
 # Up to this many classes the inverse gaps between all of them are kept: 32 MB.
 _TABLE = 2048
 
@@ -287,7 +287,7 @@ def _find_ends(
         at = start + place[labels]
         own = flat[at]
         if table is None:
-            gaps[...] = _inverse_gaps(along, direction[labels])
+            _inverse_gaps(along, direction[labels], out=gaps)
         else:
             np.take(table, labels, axis=0, out=gaps, mode="clip")
         if divide:
@@ -303,19 +303,19 @@ def _find_ends(
         scores *= gaps
         flat[at] = -np.inf
         cuts = np.stack([start, at], axis=1).reshape(-1)
-        most = np.maximum.reduceat(flat, cuts).reshape(-1, 2)
+        most = np.maximum.reduceat(flat, cuts)
         if np.isnan(most).any():  # such ties go to the lowest index, as argmax has it
             ties = np.isnan(scores)
             scores[ties] = np.where(classes < labels[:, None], np.inf, -np.inf)[ties]
-            most = np.maximum.reduceat(flat, cuts).reshape(-1, 2)
+            most = np.maximum.reduceat(flat, cuts)
+        before, behind = most.reshape(-1, 2).T
         if divide:
-            most[sign < 0] = most[sign < 0, ::-1]
+            before, behind = np.where(sign > 0, (before, behind), (behind, before))
             # What is above zero stays above what is not; a score of zero stays zero.
             some = (own == 0) | (own < 0) & (top >= 0)
             lost = (top > 0) | (own < 0) | zeros.any(axis=1)
-            most[some, 0], most[some, 1] = np.where(lost[some], np.inf, -np.inf), -np.inf
-        most[(most == np.inf).any(axis=1), 0] = np.inf
-        lower[rows], upper[rows] = most[:, 0], -most[:, 1]
+            before[some], behind[some] = np.where(lost[some], np.inf, -np.inf), -np.inf
+        lower[rows], upper[rows] = np.where(behind == np.inf, np.inf, before), -behind
     # At tau = 0 argmax takes the lowest index where the largest logits are equal. It is the one
     # place where two scores tie exactly: elsewhere a tie would need a logarithm of a rational
     # number to be rational. An end that must include or exclude zero moves by the smallest number
@@ -329,11 +329,11 @@ def _find_ends(
     return lower, upper
 
 
-def _inverse_gaps(along: FloatArray, own: FloatArray) -> FloatArray:
+def _inverse_gaps(along: FloatArray, own: FloatArray, out: Any = None) -> FloatArray:
     """Return 1 / |l_j − l_y|, shape (own, along)."""
-    gaps = along - own[:, None]
+    gaps = np.subtract(along, own[:, None], out=out)
     np.abs(gaps, out=gaps)
-    return np.divide(1.0, gaps, out=gaps)
+    return np.asarray(np.divide(1.0, gaps, out=gaps))
 
 
 # --- curve ------------------------------------------------------------------------------------
@@ -383,14 +383,14 @@ class TauCurve:
         lower, upper = intervals.lower, intervals.upper
         units = np.rint(intervals.shares * _UNIT).astype(np.int64)
         ever = lower < upper
-        begins, ends = (np.flatnonzero(ever & np.isfinite(x)) for x in (lower, upper))
+        begins, ends = (np.flatnonzero(ever & (x > low) & (x <= high)) for x in (lower, upper))
         positions = np.concatenate([lower[begins], upper[ends]])
         order = np.argsort(positions)
         self.positions = positions = positions[order]
         # The example that becomes right (+1) or wrong (−1) at each position.
         self.changed = np.concatenate([begins, ends])[order]
         self.signs = np.repeat([1, -1], [len(begins), len(ends)])[order]
-        first = units[ever & np.isneginf(lower)].sum()
+        first = units[intervals.right_at(low)].sum()
         right = np.append(first, first + (self.signs * units[self.changed]).cumsum())
         # Shares that were rounded to units may add up to a hair more or less than one.
         self._errors = np.where(right == units.sum(), 0.0, np.maximum(1.0 - right / _UNIT, 0.0))
@@ -418,7 +418,10 @@ class TauCurve:
         to the lowest index as argmax has it.
         """
         taus = np.asarray(tau, dtype=np.float64)
-        errors = self._errors[np.searchsorted(self.positions, taus, side="right")]
+        errors = np.array(self._errors[np.searchsorted(self.positions, taus, side="right")])
+        # No changes were sorted outside the bounds.
+        for place in map(tuple, np.argwhere((taus < self.bounds[0]) | (taus > self.bounds[1]))):
+            errors[place] = self.intervals.shares @ ~self.intervals.right_at(taus[place])
         return float(errors) if taus.ndim == 0 else errors
 
     def per_class(self, tau: float) -> FloatArray:
@@ -578,19 +581,18 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
     Σ_g Σ_{i ∈ g} s_i² / k_i (x_i(τ) − p_g(τ)) (x_i(τ') − p_g(τ')).
     """
     points = len(taus)
-    squares = np.bincount(groups.of, weights=groups.share**2 / groups.copies)
     # Example i is right at the taus begin_i .. end_i − 1; arithmetic is much faster than a search.
     scale = (points - 1) / (taus[-1] - taus[0])
-    some = np.flatnonzero((parts.lower <= taus[-1]) & (parts.upper > taus[0]))
-    begin, end = parts.lower[some], parts.upper[some]
-    for ends in (begin, end):
-        ends -= taus[0]
-        ends *= scale
-        np.ceil(ends, out=ends).clip(0, points, out=ends)
+    begin, end = (
+        np.ceil((x - taus[0]) * scale).clip(0, points).astype(np.int64)
+        for x in (parts.lower, parts.upper)
+    )
+    square = groups.share**2 / groups.copies
+    squares = np.bincount(groups.of, weights=square)
     ever = begin < end
-    begin, end, some = begin[ever].astype(np.int64), end[ever].astype(np.int64), some[ever]
-    group, share = groups.of[some], groups.share[some]
-    square = share**2 / groups.copies[some]
+    begin, end, group, share, square = (
+        a[ever] for a in (begin, end, groups.of, groups.share, square)
+    )
 
     # Σ s² / k over the examples right at both a and b ≥ a: those that begin by a, end after b.
     size = (points + 1) ** 2
