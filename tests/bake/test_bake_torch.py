@@ -4,6 +4,7 @@ import copy
 import io
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ import torch
 from torch import nn
 
 from longtail import (
+    AdjustedTwiceWarning,
     ClassPrior,
     InputError,
     bake_logit_adjustment,
     bake_record,
     bake_weight_normalization,
+    losses,
     unbake,
 )
 
@@ -220,6 +223,29 @@ def test_refuses_to_undo_what_is_not_there_or_changed():
 def test_bad_input(model, settings, message):
     with pytest.raises(InputError, match=message):
         bake_logit_adjustment(model(), **{"prior": PRIOR, **settings})
+
+
+# ---- modules that hold their loss --------------------------------------------------------------
+
+
+def holding(loss):
+    """As a LightningModule holds its loss."""
+    model = network()
+    model.add_module("criterion", loss)
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    return model
+
+
+def test_a_module_that_holds_a_loss_for_the_balanced_error_warns():
+    model = holding(losses.LogitAdjustedLoss(PRIOR))
+    said = r"the model holds a loss \(criterion\): .* already aims at the balanced error"
+    with pytest.warns(AdjustedTwiceWarning, match=said) as found:
+        bake_logit_adjustment(model, PRIOR)
+    assert found[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for loss in (losses.SoftmaxLoss(PRIOR), losses.LogitAdjustedLoss(PRIOR, tau=0.5)):
+            bake_logit_adjustment(holding(loss), PRIOR)
 
 
 def test_a_convolution_as_head():

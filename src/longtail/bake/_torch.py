@@ -32,7 +32,9 @@ from longtail.bake._change import (
     close_enough,
     original_layers,
 )
-from longtail.posthoc import log_probs
+from longtail.losses import PairwiseMarginLoss
+from longtail.margins import Margin
+from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice, log_probs
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HARMLESS = (
@@ -64,6 +66,7 @@ def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
     baked.register_state_dict_post_hook(_WriteMetadata())
     if hasattr(getattr(baked, "config", None), "to_json_string"):  # of transformers
         setattr(baked.config, ATTRIBUTE, text)
+    _warn_of_losses(model, change)
     return baked
 
 
@@ -149,6 +152,26 @@ def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
     like = layer.weight if getattr(layer, part) is None else getattr(layer, part)
     new = nn.Parameter(tensor_of(stored, like), requires_grad=like.requires_grad)
     setattr(layer, part, new)
+
+
+def _warn_of_losses(model: Any, change: Change) -> None:
+    """Warn if a loss in the model, as a LightningModule holds it, has made the adjustment already.
+
+    Not an error, since the model may have been trained with another one.
+    """
+    for name, part in model.named_modules():
+        if change.prior is None or not isinstance(part, PairwiseMarginLoss):
+            continue
+        alpha, positive, negative = map(as_numpy, (part.alpha, part.positive, part.negative))
+        dense = None if part.dense is None else as_numpy(part.dense)
+        margin = Margin(alpha, positive, negative, dense, part.scale, part.name)
+        elsewhere = bool({"target_prior", "costs"} & change.settings.keys())
+        text = adjusted_twice(margin, change.prior, tau=change.tau, elsewhere=elsewhere)
+        if text is not None:
+            where = name or type(part).__name__
+            warnings.warn(
+                f"the model holds a loss ({where}): {text}", AdjustedTwiceWarning, stacklevel=5
+            )
 
 
 def _check_layer(before: Any, after: Any, change: Change, label: str) -> None:
