@@ -584,15 +584,14 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
     # Example i is right at the taus begin_i .. end_i − 1; arithmetic is much faster than a search.
     scale = (points - 1) / (taus[-1] - taus[0])
     begin, end = (
-        np.ceil((x - taus[0]) * scale).clip(0, points).astype(np.int64)
+        np.ceil((x - taus[0]) * scale).clip(0, points).astype(np.int32)
         for x in (parts.lower, parts.upper)
     )
     square = groups.share**2 / groups.copies
     squares = np.bincount(groups.of, weights=square)
     ever = begin < end
-    begin, end, group, share, square = (
-        a[ever] for a in (begin, end, groups.of, groups.share, square)
-    )
+    begin, end, square = begin[ever], end[ever], square[ever]
+    group, share = groups.of[ever], groups.share[ever]
 
     # Σ s² / k over the examples right at both a and b ≥ a: those that begin by a, end after b.
     size = (points + 1) ** 2
