@@ -6,7 +6,6 @@ that chooses, the part that judges, folds that do both in turn.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -407,8 +406,7 @@ def adjust_predictions(
                 part = _restricted(parts[fold], splits[fold][0], kept)
                 return tune_from_intervals(part, bounds=bounds, n_bootstrap=0).tau
 
-            with ThreadPoolExecutor(workers) as pool:
-                fold_taus = np.array(list(pool.map(choose_tau, range(len(splits)))))
+            fold_taus = np.array([choose_tau(fold) for fold in range(len(splits))])
         tuning = tune_from_intervals(
             _restricted(whole, chosen_on, kept),
             bounds=bounds,
