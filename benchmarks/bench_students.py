@@ -71,7 +71,7 @@ def measure(path, folder, *, count, students, epochs):
     networks = Teachers(runs, recipe, resident, device=DEVICE)
     at_hand = torch.zeros(len(images), images.num_classes, device=DEVICE)
     rows = {}
-    ways = {"answers at hand": at_hand, "teachers": networks}
+    ways = {"answers at hand": at_hand, "teachers before": networks}
     steppers = {
         name: student_stepper(images, resident, recipe, teachers, students=students)
         for name, teachers in ways.items()

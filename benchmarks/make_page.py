@@ -233,8 +233,8 @@ def students():
     return [
         f"An epoch of {found['students']} students of {found['teachers']} teachers on "
         f"{found['data']['name']}{of_ratio} there ({found['steps']} steps): with the teachers' "
-        "answers at hand, or computed before the first step, as training does. "
-        "`bench_students.py`.",
+        "answers at hand, computed before the first step, as training does, or aside during the "
+        "epoch before, as it once did. `bench_students.py`.",
         table(["", "ms"], rows),
     ]
 
