@@ -45,6 +45,11 @@ class Change:
     num_classes: int
     num_examples: int
 
+    @property
+    def beyond_noise(self) -> bool:
+        """True if the difference's interval excludes zero."""
+        return self.difference.low > 0 or self.difference.high < 0
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
         numbers = {
