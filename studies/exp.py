@@ -44,6 +44,7 @@ from studies._records import (
 # ---------------------------------------------------------------------------- the runs
 
 CIFARS = ("cifar10-lt", "cifar100-lt")
+LDAM = Row("LDAM, its authors' recipe", "LDAM")
 RECIPES = {
     "tuned": "the paper's schedule with a weight decay of 5e-4",
     "paper": "the paper's appendix, with a weight decay of 1e-4",
@@ -70,10 +71,13 @@ def runs_of(data: DataSpec, recipe: str) -> list[Runs]:
 def definition(dataset: str, recipe: str, profile: str = "exp") -> list[Runs]:
     """Return all runs of a data set with a recipe.
 
-    Adam's, with the trials of its rate, are for the weight-norm figure of EXP and `tuned`.
+    Adam's, with the trials of its rate, are for the weight-norm figure of EXP and `tuned`. LDAM as
+    its authors train it stands beside the adaptive loss of STEP.
     """
     data = cifar(dataset, profile=profile)
     found = runs_of(data, recipe)
+    if (profile, recipe) == ("step", "tuned"):
+        found.append(Runs(LDAM.runs, data, "ldam", recipe="ldam", seeds=(0, 1, 2)))
     for name, changes in ADAM.items() if (profile, recipe) == ("exp", "tuned") else ():
         for rate in ADAM_RATES:
             values, trial = {"optimizer": "adam", "lr": rate, **changes}, f"{name}, lr {rate:g}"
