@@ -47,8 +47,15 @@ class LossOptions(TypedDict, total=False):
 
 # What states of margin losses once held.
 _ONCE_SAVED = ("alpha", "positive", "negative", "dense", "rare", "log_q", "cumulative")
-# Options that a loss shows where they differ from these.
-_SHOWN = {"ignore_index": -100, "label_smoothing": 0.0, "impl": "auto", "sparse": False}
+# What `repr` shows where it differs from these.
+_USUAL = {
+    "scale": 1,
+    "reduction": None,
+    "ignore_index": -100,
+    "label_smoothing": 0.0,
+    "impl": "auto",
+    "sparse": False,
+}
 
 
 class MarginModule(nn.Module):
@@ -58,13 +65,14 @@ class MarginModule(nn.Module):
         alpha, positive, negative: α, a and b, shape (num_classes,).
         dense: Δ, shape (num_classes, num_classes), or None.
         scale: s.
-        settings: what `repr` shows beside the margin's name.
+        shown: names of the settings that `repr` shows.
     """
 
     alpha: Tensor
     positive: Tensor
     negative: Tensor
     dense: Tensor | None
+    shown: tuple[str, ...] = ()
 
     def __init__(self, margin: Margin, *, reduction: str, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -75,7 +83,6 @@ class MarginModule(nn.Module):
             )
         self.reduction = _checks.choice(reduction, ("none", "mean", "sum"), name="reduction")
         self.name, self.scale, self.num_classes = margin.name, margin.scale, margin.num_classes
-        self.settings: dict[str, Any] = {}
         self._dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         for part in ("alpha", "positive", "negative", "dense"):
             self._keep(part, getattr(margin, part))
@@ -132,13 +139,9 @@ class MarginModule(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the margin's name and settings, and options that differ from the defaults."""
-        found = {"num_classes": self.num_classes, **self.settings}
-        if self.scale != 1:
-            found["scale"] = self.scale
-        found["reduction"] = self.reduction
-        for key, usual in _SHOWN.items():
-            if getattr(self, key, usual) != usual:
-                found[key] = getattr(self, key)
+        found = {name: getattr(self, name) for name in ("num_classes", *self.shown)}
+        options = {name: getattr(self, name, usual) for name, usual in _USUAL.items()}
+        found |= {name: value for name, value in options.items() if value != _USUAL[name]}
         return ", ".join([repr(self.name), *(f"{key}={value!r}" for key, value in found.items())])
 
 

@@ -125,6 +125,7 @@ class SampledSoftmaxLoss(MarginModule):
     log_q: Tensor
     cumulative: Tensor
     class_weight: Tensor | None
+    shown = ("num_sampled",)
 
     def __init__(
         self,
@@ -151,7 +152,6 @@ class SampledSoftmaxLoss(MarginModule):
                 "negatives are sampled it must be of the form a_y + b_y'."
             )
         self.num_sampled = _checks.whole(num_sampled, name="num_sampled")
-        self.settings = {"num_sampled": self.num_sampled}
         self._keep("log_q", q.log_probs)
         self._keep_weight("class_weight", class_weight)
         sums = torch.from_numpy(np.cumsum(q.probs))
