@@ -315,8 +315,7 @@ def _judge_hinge(svm: CostSensitiveSVM, prior: ClassPrior, tolerance: float) -> 
     if prior.num_classes != 2:
         raise InputError(f"a CostSensitiveSVM has two classes; `prior` has {prior.num_classes}.")
     if min(svm.delta_pos, svm.delta_neg) <= 0:
-        reason = "A margin is 0, so that the best score of its class is 0 and predicts neither."
-        return None, reason, None
+        return None, "A margin is 0, and a best score of 0 predicts neither class.", None
     pi, ratio = float(prior.probs[1]), svm.omega_pos / svm.omega_neg
     if math.isclose(ratio, (1 - pi) / pi, rel_tol=tolerance):
         wins_where = f"so class 1 wins exactly where η_1 > π_1 = {pi:.6g}"
@@ -402,11 +401,7 @@ def _why_consistent(margin: Margin, log_delta: FloatArray, kappa: float, toleran
 def _judge_adjustment(rule: Any, loss: Margin, prior: ClassPrior, tolerance: float) -> _Judgement:
     """Judge the loss with Δ_{yy'} + h_y − h_{y'}, which f + h minimises if f does that with Δ."""
     shift = posthoc.adjustment(prior, tau=rule.tau)
-    same = (
-        replace(loss, positive=loss.positive + shift, negative=loss.negative - shift)
-        if loss.dense is None
-        else replace(loss, dense=loss.dense + shift[:, None] - shift[None, :])
-    )
+    same = loss + Margin(np.ones(len(shift)), shift, -shift, scale=loss.scale)
     consistent, reason, witness = _judge_margin(same, prior, tolerance)
     if witness is not None:
         trained = witness.scores - shift
@@ -422,25 +417,23 @@ def _judge_norms(rule: Any, loss: Margin, prior: ClassPrior, tolerance: float) -
     if rule.norms is not None:
         log_factor = tau * posthoc.log_norms(rule.norms, num_classes=prior.num_classes)
         division = partial(posthoc.normalize_weights, norms=np.exp(log_factor))
-    search, unmoved = _Search(loss, prior, division), None
+    search = _Search(loss, prior, division)
     if tau == 0.0 or (log_factor is not None and np.ptp(log_factor) <= tolerance):
-        unmoved = "Equal factors ν_y^τ change no winner"
+        why = "Equal factors ν_y^τ change no winner"
     elif search.apart(np.zeros(prior.num_classes))[2] > tolerance:
         return _refute_all_norms(search)
     elif prior.num_classes == 2:
-        unmoved = (
-            "Two scores with sum 0 have opposite signs, so that no positive norms change the winner"
-        )
-    if unmoved is not None:
-        consistent, reason, witness = _judge_margin(loss, prior, tolerance)
-        return consistent, f"{unmoved}: {reason}", witness
-    if log_factor is None:
+        why = "Two scores with sum 0 have opposite signs, so that no norms change the winner"
+    elif log_factor is not None:
+        return _refute_norms(search, log_factor)
+    else:
         reason = (
             f"It depends on the norms, since '{loss.name}' favours no class at η = π; pass "
             f"norms=, the weight vectors' norms or a ClassPrior."
         )
         return None, reason, None
-    return _refute_norms(search, log_factor)
+    consistent, reason, witness = _judge_margin(loss, prior, tolerance)
+    return consistent, f"{why}: {reason}", witness
 
 
 def _refute_all_norms(search: _Search) -> _Judgement:
