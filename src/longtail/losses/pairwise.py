@@ -114,13 +114,12 @@ class MarginModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the buffers with `.to` and the like; their types stay, or the prior would change."""
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype != old.dtype:
-                self._buffers[name] = old.to(new.device)
-        return self
+
+        def move(old: Tensor) -> Tensor:
+            new = fn(old)
+            return new if new.dtype == old.dtype else old.to(new.device)
+
+        return super()._apply(move, recurse)  # type: ignore[no-any-return, no-untyped-call]
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
