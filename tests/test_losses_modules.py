@@ -2,6 +2,8 @@
 
 import inspect
 import sys
+from dataclasses import InitVar
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -80,6 +82,15 @@ def test_weights_that_are_no_second_correction_are_taken():
 # --- signatures, and the way a step takes ---------------------------------------------------------
 
 
+def declared(module):
+    """Return the settings that type checkers read in the class."""
+    found = {}
+    for name, kind in inspect.get_annotations(module, eval_str=True).items():
+        kind = kind.type if isinstance(kind, InitVar) else (*get_args(kind), kind)[0]
+        found[name] = (vars(module).get(name, inspect.Parameter.empty), kind)
+    return found
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_margin_module_and_function_have_the_same_settings(name):
     module = MODULES[name]
@@ -94,6 +105,7 @@ def test_margin_module_and_function_have_the_same_settings(name):
         }
 
     assert settings(margins.MARGINS[name]) == settings(module) == settings(function)
+    assert settings(module) == declared(module)
     assert list(inspect.signature(function).parameters)[:3] == ["logits", "target", "prior"]
     assert function.__name__ in losses.__all__
     assert "ℓ(y, f) = " in module.__doc__

@@ -193,7 +193,7 @@ class Margin:
 
 
 def _common_scale(one: Margin, two: Margin) -> float:
-    """The scale of a sum; a margin that only weights the classes takes the other's."""
+    """Return the scale of a sum; a margin that only weights the classes takes the other's."""
     for plain, other in ((one, two), (two, one)):
         shifts = any(np.any(part) for part in (plain.positive, plain.negative, plain.dense))
         if plain.scale == other.scale or (plain.scale == 1.0 and not shifts):
@@ -209,19 +209,14 @@ def _additive(
     name: str,
     *,
     alpha: FloatArray | None = None,
-    positive: FloatArray | None = None,
-    negative: FloatArray | None = None,
+    positive: FloatArray | float = 0.0,
+    negative: FloatArray | float = 0.0,
     scale: float = 1.0,
 ) -> Margin:
-    """A Margin with the parts that are given; α normalised to Σ π_y α_y = 1."""
+    """Return a Margin with the parts that are given; α normalised to Σ π_y α_y = 1."""
     zeros = np.zeros(prior.num_classes)
-    return Margin(
-        alpha=zeros + 1.0 if alpha is None else alpha / np.dot(prior.probs, alpha),
-        positive=zeros if positive is None else positive,
-        negative=zeros if negative is None else negative,
-        scale=scale,
-        name=name,
-    )
+    alpha = zeros + 1.0 if alpha is None else alpha / np.dot(prior.probs, alpha)
+    return Margin(alpha, zeros + positive, zeros + negative, scale=scale, name=name)
 
 
 def softmax(prior: ClassPrior) -> Margin:
@@ -239,7 +234,7 @@ def balanced(prior: ClassPrior) -> Margin:
     """Weights 1/π (equation 4): every class counts the same in the mean.
 
     Returns:
-        α_y = 1 / (L π_y), so that Σ π α = 1; Δ = 0.
+        α_y = 1 / (L π_y), with Σ π α = 1; Δ = 0.
 
     Examples:
         >>> balanced(ClassPrior.from_probs([0.8, 0.2])).alpha
@@ -389,7 +384,7 @@ def two_parameter(prior: ClassPrior, *, tau1: float = 1.0, tau2: float = 1.0) ->
         array([0., 0.])
     """
     log_probs = _checks.prior(prior).log_probs
-    positive = -_checks.tau(tau1, name="tau1") * log_probs + 0.0  # + 0.0 turns −0 into 0
+    positive = -_checks.tau(tau1, name="tau1") * log_probs
     negative = _checks.tau(tau2, name="tau2") * log_probs
     return _additive(prior, "two-parameter", positive=positive, negative=negative)
 

@@ -77,7 +77,7 @@ def test_conv_against_float64(shape, outer, groups, stride):
     exact = oracle(x, weight, up, stride=stride, groups=groups)
     x.requires_grad_(shape[1] >= 16)
     weight.requires_grad_()
-    assert module.serves(x, weight, groups=groups)
+    assert module.supports(x, weight, groups=groups)
     y, moments = grouped_conv(x, weight, stride=stride, groups=groups)
     leaves = [leaf for leaf in (x, weight) if leaf.requires_grad]
     grads = torch.autograd.grad(y, leaves, up)
@@ -107,7 +107,7 @@ def check_moments(y, moments):
 
 
 def test_the_kernels_and_torch_share_the_work():
-    """Moments come from the kernels alone, so this says which of the two served."""
+    """Moments come from the kernels alone, so they show which of the two ran."""
     for inner, outer, stride, by_kernel in (
         (16, 16, 1, False),
         (32, 32, 1, True),

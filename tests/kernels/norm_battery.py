@@ -68,7 +68,7 @@ def check(x, w, b, r, up, other=None, *, relu=True, momentum=0.1, eps=1e-5, slac
     """The kernels against the oracle; `other` is a second reader's gradient."""
     leaves = [t.detach().clone().requires_grad_() for t in (x, w, b, r) if t is not None]
     given = leaves[3] if r is not None else None
-    assert module.serves(*leaves[:3], given)
+    assert module.supports(*leaves[:3], given)
     old = torch.rand(2, x.shape[1], device=DEVICE)
     tracked = old.clone()
     call = norm_act if other is None else norm_act_fork

@@ -51,7 +51,7 @@ __all__ = [
     "check_consistency",
 ]
 
-# Above it, a witness is built from scores to η, which takes one pass; from η to scores takes many.
+# Above it, witnesses are built from scores to η, in one pass; from η to scores takes many.
 _MANY_CLASSES = 10_000
 # Differences below this can't be told from rounding, and prove nothing.
 _RESOLUTION = 1e-12
@@ -204,9 +204,10 @@ def check_consistency(
     tolerance = _checks.positive(tolerance, name="tolerance")
     subject: Any = margin_or_rule
     if isinstance(subject, CostSensitiveSVM):
-        return _judge_hinge(subject, prior, tolerance)
-    rule = isinstance(subject, PosthocLogitAdjustment | PosthocWeightNormalization)
-    loss = subject.trained_with or margins.softmax(prior) if rule else subject
+        return Verdict("hinge", *_judge_hinge(subject, prior, tolerance))
+    loss = subject
+    if isinstance(subject, PosthocLogitAdjustment | PosthocWeightNormalization):
+        loss = subject.trained_with or margins.softmax(prior)
     if not isinstance(loss, Margin):
         hint = ""
         if isinstance(subject, str):
@@ -220,23 +221,28 @@ def check_consistency(
             f"`prior` has {prior.num_classes} classes but the margin '{loss.name}' has "
             f"{loss.num_classes}; make both from the same data."
         )
-    if not rule:
-        return _judge_margin(loss, prior, tolerance)
-    adjusts = isinstance(subject, PosthocLogitAdjustment)
-    name = f"post-hoc {'logit adjustment' if adjusts else 'weight normalization'}"
-    if subject.tau != 1.0:
-        name += f" (tau={subject.tau:g})"
-    if subject.trained_with is not None:
-        name += f" after {loss.name}"
-    judge = _judge_adjustment if adjusts else _judge_normalization
-    return replace(judge(subject, loss, prior, tolerance), subject=name)
+    judge, name = _judge_margin, loss.name
+    if loss is not subject:
+        adjusts = isinstance(subject, PosthocLogitAdjustment)
+        judge = partial(_judge_adjustment if adjusts else _judge_norms, subject)
+        tau = "" if subject.tau == 1.0 else f" (tau={subject.tau:g})"
+        after = "" if subject.trained_with is None else f" after {loss.name}"
+        name = f"post-hoc {'logit adjustment' if adjusts else 'weight normalization'}{tau}{after}"
+    try:
+        return Verdict(name, *judge(loss, prior, tolerance))
+    except risk.Unresolved:
+        return Verdict(name, None, "Margins or probabilities are too extreme for double precision.")
+
+
+# Verdicts without their subject.
+_Judgement = tuple[bool | None, str, Witness | None]
 
 
 # --- losses -----------------------------------------------------------------------------------
 
 
-def _judge_two_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
-    """Lemma 2, on Δ itself: a and b are not unique for two classes."""
+def _judge_two_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> _Judgement:
+    """Judge by Lemma 2, on Δ itself, since a and b are not unique for two classes."""
     rare = int(prior.probs[1] <= prior.probs[0])
     common = 1 - rare
     loss = BinaryLoss.from_margin(margin, positive=rare)
@@ -250,24 +256,24 @@ def _judge_two_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> V
             f"Lemma 2 holds: {ratio} = {left:.6g} = π_{common}/π_{rare}, so class {rare} wins "
             f"exactly where η_{rare} > {pi}."
         )
-        return Verdict(margin.name, True, reason)
+        return True, reason, None
     reason = (
         f"Lemma 2 fails: {ratio} is {left:.6g} but must be π_{common}/π_{rare} = {right:.6g}, so "
         f"class {rare} wins where η_{rare} > {loss.threshold:.6g} instead of where "
         f"η_{rare} > {pi}."
     )
-    return _refuted(margin.name, reason, _Search(margin, prior).near_prior())
+    return _refuted(reason, _Search(margin, prior).near_prior())
 
 
-def _judge_margin(margin: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
-    """The exact condition of this module's first lines, or Lemma 2 for two classes."""
+def _judge_margin(margin: Margin, prior: ClassPrior, tolerance: float) -> _Judgement:
+    """Judge by the exact condition of this module's docstring, or Lemma 2 for two classes."""
     if prior.num_classes == 2:
         return _judge_two_classes(margin, prior, tolerance)
     log_delta = np.log(margin.alpha) + prior.log_probs
     log_delta -= np.logaddexp.reduce(log_delta)
     spread, kappa, deviation, suspects = _condition(margin, log_delta)
     if spread <= tolerance and np.all(deviation <= tolerance):
-        return Verdict(margin.name, True, _why_consistent(margin, log_delta, kappa, tolerance))
+        return True, _why_consistent(margin, log_delta, kappa, tolerance), None
     search, zeros = _Search(margin, prior), np.zeros(prior.num_classes)
     favored, slighted, width = search.apart(zeros)
     if width > tolerance:
@@ -287,7 +293,7 @@ def _judge_margin(margin: Margin, prior: ClassPrior, tolerance: float) -> Verdic
                 f"{slope[favored]:.4g} for class {favored} and {slope[slighted]:.4g} for class "
                 f"{slighted}."
             )
-        return _refuted(margin.name, reason, search.near_prior())
+        return _refuted(reason, search.near_prior())
     # Beside leaders of small δ a frequent class counts, unless it is as far below as the last.
     rests = (2.0, 6.0, 12.0, 12.0 + float(np.ptp(log_delta)))
     ties = [search.worst_tie(suspects, rest=rest) for rest in rests]
@@ -301,20 +307,19 @@ def _judge_margin(margin: Margin, prior: ClassPrior, tolerance: float) -> Verdic
         f"η = π, but where only classes {favored} and {slighted} lead, with equal scores, class "
         f"{slighted} has the larger η/π, by a factor of {np.exp(width):.6g}."
     )
-    return _refuted(margin.name, reason, witness)
+    return _refuted(reason, witness)
 
 
-def _judge_hinge(svm: CostSensitiveSVM, prior: ClassPrior, tolerance: float) -> Verdict:
-    """The best score's sign changes at the threshold, which must be π."""
+def _judge_hinge(svm: CostSensitiveSVM, prior: ClassPrior, tolerance: float) -> _Judgement:
+    """Judge hinge losses: their best score changes sign at the threshold, which must be π."""
     if prior.num_classes != 2:
         raise InputError(f"a CostSensitiveSVM has two classes; `prior` has {prior.num_classes}.")
     if min(svm.delta_pos, svm.delta_neg) <= 0:
-        reason = "A margin is 0, so that the best score of its class is 0 and predicts neither."
-        return Verdict(svm.name, None, reason)
+        return None, "A margin is 0, and a best score of 0 predicts neither class.", None
     pi, ratio = float(prior.probs[1]), svm.omega_pos / svm.omega_neg
     if math.isclose(ratio, (1 - pi) / pi, rel_tol=tolerance):
         wins_where = f"so class 1 wins exactly where η_1 > π_1 = {pi:.6g}"
-        return Verdict(svm.name, True, f"ω₊/ω₋ = {ratio:.6g} = π_0/π_1, {wins_where}.")
+        return True, f"ω₊/ω₋ = {ratio:.6g} = π_0/π_1, {wins_where}.", None
     reason = (
         f"ω₊/ω₋ = {ratio:.6g} but must be π_0/π_1 = {(1 - pi) / pi:.6g}, so class 1 wins where "
         f"η_1 > {svm.threshold:.6g} instead of where η_1 > {pi:.6g}."
@@ -322,17 +327,14 @@ def _judge_hinge(svm: CostSensitiveSVM, prior: ClassPrior, tolerance: float) -> 
     eta = np.array([1.0, 0.0]) + np.array([-0.5, 0.5]) * (svm.threshold + pi)
     scores = np.array([-0.5, 0.5]) * float(svm.link(eta[1]))
     wins = int(scores[1] > 0)
-    return Verdict(
-        svm.name, False, reason, Witness(eta, eta / prior.probs, scores, scores, wins, 1 - wins)
-    )
+    return False, reason, Witness(eta, eta / prior.probs, scores, scores, wins, 1 - wins)
 
 
-def _refuted(subject: str, reason: str, witness: Witness | None) -> Verdict:
-    """Not consistent if a witness shows it; without one nothing is claimed."""
+def _refuted(reason: str, witness: Witness | None) -> _Judgement:
+    """Return "not consistent" with a witness, and "undecided" without."""
     if witness is not None:
-        return Verdict(subject, False, reason, witness)
-    reason = f"{reason[:-1]}, by too little for a witness in double precision."
-    return Verdict(subject, None, reason)
+        return False, reason, witness
+    return None, f"{reason[:-1]}, by too little for a witness in double precision.", None
 
 
 def _condition(
@@ -372,6 +374,7 @@ def _condition(
 
 
 def _why_consistent(margin: Margin, log_delta: FloatArray, kappa: float, tolerance: float) -> str:
+    """Return the form of the condition that holds."""
     if abs(kappa) <= tolerance * np.exp(log_delta).min():
         return (
             "Theorem 1 holds: Δ_yy' = log(δ_y'/δ_y) with δ_y ∝ α_yπ_y for every pair, so the best "
@@ -395,59 +398,47 @@ def _why_consistent(margin: Margin, log_delta: FloatArray, kappa: float, toleran
 # --- post-hoc rules ---------------------------------------------------------------------------
 
 
-def _judge_adjustment(rule: Any, loss: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
+def _judge_adjustment(rule: Any, loss: Margin, prior: ClassPrior, tolerance: float) -> _Judgement:
     """Judge the loss with Δ_{yy'} + h_y − h_{y'}, which f + h minimises if f does that with Δ."""
     shift = posthoc.adjustment(prior, tau=rule.tau)
-    same = (
-        replace(loss, positive=loss.positive + shift, negative=loss.negative - shift)
-        if loss.dense is None
-        else replace(loss, dense=loss.dense + shift[:, None] - shift[None, :])
-    )
-    verdict = _judge_margin(same, prior, tolerance)
-    witness = verdict.witness
+    same = loss + Margin(np.ones(len(shift)), shift, -shift, scale=loss.scale)
+    consistent, reason, witness = _judge_margin(same, prior, tolerance)
     if witness is not None:
         trained = witness.scores - shift
         witness = replace(witness, trained_scores=trained - trained.mean())
     factor = "" if rule.tau == 1.0 else f"{rule.tau:g}·"
-    reason = f"The rule is the loss with {factor}log(π_y'/π_y) added to Δ_yy': {verdict.reason}"
-    return replace(verdict, reason=reason, witness=witness)
+    reason = f"The rule is the loss with {factor}log(π_y'/π_y) added to Δ_yy': {reason}"
+    return consistent, reason, witness
 
 
-def _judge_normalization(rule: Any, loss: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
-    """Positive norms can't make a negative score win against a positive one."""
+def _judge_norms(rule: Any, loss: Margin, prior: ClassPrior, tolerance: float) -> _Judgement:
+    """Judge norms, which can't make a negative score win against a positive one."""
     tau, log_factor, division = _checks.tau(rule.tau), None, None
     if rule.norms is not None:
         log_factor = tau * posthoc.log_norms(rule.norms, num_classes=prior.num_classes)
         division = partial(posthoc.normalize_weights, norms=np.exp(log_factor))
-    search, unmoved = _Search(loss, prior, division), None
+    search = _Search(loss, prior, division)
     if tau == 0.0 or (log_factor is not None and np.ptp(log_factor) <= tolerance):
-        unmoved = "Equal factors ν_y^τ change no winner"
+        why = "Equal factors ν_y^τ change no winner"
     elif search.apart(np.zeros(prior.num_classes))[2] > tolerance:
         return _refute_all_norms(search)
     elif prior.num_classes == 2:
-        unmoved = (
-            "Two scores with sum 0 have opposite signs, so that no positive norms change the winner"
-        )
-    verdict = _judge_margin(loss, prior, tolerance)
-    if unmoved is not None:
-        return replace(verdict, reason=f"{unmoved}: {verdict.reason}")
-    if log_factor is None:
+        why = "Two scores with sum 0 have opposite signs, so that no norms change the winner"
+    elif log_factor is not None:
+        return _refute_norms(search, log_factor)
+    else:
         reason = (
             f"It depends on the norms, since '{loss.name}' favours no class at η = π; pass "
             f"norms=, the weight vectors' norms or a ClassPrior."
         )
-        return Verdict(loss.name, None, reason)
-    return _refute_norms(search, log_factor, verdict)
+        return None, reason, None
+    consistent, reason, witness = _judge_margin(loss, prior, tolerance)
+    return consistent, f"{why}: {reason}", witness
 
 
-def _refute_all_norms(search: _Search) -> Verdict:
-    """A class with the lowest score at η = π stays below zero when it becomes the right one."""
-    name = search.margin.name
-    try:
-        at_prior = risk.link(search.margin, search.prior.probs)
-    except InputError:
-        reason = f"'{name}' has no best scores that double precision resolves."
-        return Verdict(name, None, reason)
+def _refute_all_norms(search: _Search) -> _Judgement:
+    """Refute all norms: the lowest score at η = π stays below zero when its class is right."""
+    at_prior = risk.link(search.margin, search.prior.probs)
     k = int(np.argmin(at_prior))
     note = f"class {k}'s score is negative and another's is not, which no positive norms change"
     reason = (
@@ -456,37 +447,28 @@ def _refute_all_norms(search: _Search) -> Verdict:
         f"for any positive norms and any τ."
     )
     witness = search.raise_lowest(lambda f, k: float(-f[k]))
-    return _refuted(name, reason, witness and replace(witness, note=note))
+    return _refuted(reason, witness and replace(witness, note=note))
 
 
-def _refute_norms(search: _Search, log_factor: FloatArray, verdict: Verdict) -> Verdict:
-    """Unequal norms separate two classes that lead together; one of them is then wrong."""
-    name, size = search.margin.name, len(log_factor)
+def _refute_norms(search: _Search, log_factor: FloatArray) -> _Judgement:
+    """Refute unequal norms: they separate two classes that lead together and are both right."""
+    size = len(log_factor)
     small, large = int(np.argmin(log_factor)), int(np.argmax(log_factor))
     spread = float(log_factor[large] - log_factor[small])
-    reason = (
-        f"Where classes {small} and {large} lead, with equal scores, both are right, but the "
-        f"norms make class {small} win by a factor of {np.exp(spread):.6g}, also where η/π is a "
-        f"little larger for class {large}."
-    )
-    if not verdict.consistent:
-        reason = f"'{name}' is not consistent, and these norms do not make up for it."
-    points = list(product((0.25, 1.0, 4.0), (0.5, 0.1, 0.9)))
-    for height, part in points:
+    for height, part in product((0.25, 1.0, 4.0), (0.5, 0.1, 0.9)):
         # `large` leads in f by less than the norms take away.
         pair = height / search.margin.scale * np.array([1.0, np.exp(min(part * spread, 1.0))])
         scores = np.full(size, -pair.sum() / (size - 2))
         scores[[small, large]] = pair
         if witness := search.near(scores):
-            return Verdict(name, False, reason, witness)
-    other = verdict.witness
-    if other is not None and (witness := search.certify(other.eta)):
-        return Verdict(name, False, reason, witness)
-    reason = (
-        f"'{name}' favours no class at η = π, and none of {len(points) + bool(other)} points "
-        f"at which the norms decide between two classes refutes the rule."
-    )
-    return Verdict(name, None, reason)
+            reason = (
+                f"Where classes {small} and {large} lead, with equal scores, the norms make class "
+                f"{small} win by a factor of {np.exp(spread):.6g}, also where η/π is a little "
+                f"larger for class {large}."
+            )
+            return False, reason, witness
+    reason = f"'{search.margin.name}' favours no class at η = π, and no witness was found."
+    return None, reason, None
 
 
 # --- witnesses --------------------------------------------------------------------------------
@@ -514,10 +496,7 @@ class _Search:
         """Return the Witness that η is, with the scores that minimise the risk there, or None."""
         if eta.min() < np.finfo(np.float64).tiny:
             return None
-        try:
-            f = risk.link(self.margin, eta) if scores is None else scores - scores.mean()
-        except InputError:
-            return None  # too extreme for double precision: no proof
+        f = risk.link(self.margin, eta) if scores is None else scores - scores.mean()
         slope = risk.gradient(self.margin, eta, f) / (self.margin.scale * eta * self.margin.alpha)
         final = f if self.rule is None else self.rule(f)
         ratio = np.log(eta) - self.prior.log_probs
@@ -573,21 +552,18 @@ class _Search:
         score, which `lead` says of the scores and the class.
         """
         margin, pi = self.margin, self.prior.probs
-        try:
-            at_prior = risk.link(margin, pi)
-            k = int(np.argmin(at_prior))
-            low, high, eta = 0.0, margin.scale * lead(at_prior, k), pi
-            for _ in range(8):
-                rise = 0.5 * (low + high)
-                raised = pi.copy()
-                raised[k] *= np.exp(rise)
-                raised /= raised.sum()
-                if margin.scale * lead(risk.link(margin, raised), k) >= rise:
-                    low, eta = rise, raised
-                else:
-                    high = rise
-        except InputError:
-            return None  # too extreme for double precision: no proof
+        at_prior = risk.link(margin, pi)
+        k = int(np.argmin(at_prior))
+        low, high, eta = 0.0, margin.scale * lead(at_prior, k), pi
+        for _ in range(8):
+            rise = 0.5 * (low + high)
+            raised = pi.copy()
+            raised[k] *= np.exp(rise)
+            raised /= raised.sum()
+            if margin.scale * lead(risk.link(margin, raised), k) >= rise:
+                low, eta = rise, raised
+            else:
+                high = rise
         return self.rounded(eta)
 
     def worst_tie(
@@ -595,7 +571,7 @@ class _Search:
     ) -> tuple[FloatArray, int, int, float]:
         """Return scores at which two classes lead and differ in η/π, although at η = π none does.
 
-        The quadratic of this module's first lines has at most two roots, so a few depths of the
+        The quadratic of this module's docstring has at most two roots, so a few depths of the
         third class, with the others `rest` below, are enough to miss them.
         """
         size, s = self.prior.num_classes, self.margin.scale
@@ -626,12 +602,9 @@ class _Search:
             scores = tied.copy()
             scores[favored] += 0.5 * step / s
             scores[slighted] -= 0.5 * step / s
-            try:
-                ratio = self.log_ratio(scores)
-            except InputError:
-                continue
+            ratio = self.log_ratio(scores)  # NaN where double precision does not reach
             lead = s * (scores[favored] - np.delete(scores, favored).max())
-            strength = min(lead, ratio.max() - ratio[favored])
+            strength = float(np.minimum(lead, ratio.max() - ratio[favored]))
             if strength > best:
-                best, best_scores = float(strength), scores
+                best, best_scores = strength, scores
         return None if best_scores is None else self.near(best_scores)

@@ -64,7 +64,6 @@ class BinaryLoss(_Losses):
         delta_pos: δ₊, margin of class +1.
         delta_neg: δ₋, margin of class −1.
         gamma: γ, inverse temperature, positive; γ → ∞ is `limit`.
-        name: what to call it in figures.
 
     Examples:
         >>> loss = BinaryLoss(omega_pos=5.0, omega_neg=1.25)  # weights 1/π, π = 0.2
@@ -79,7 +78,6 @@ class BinaryLoss(_Losses):
     delta_pos: float = 0.0
     delta_neg: float = 0.0
     gamma: float = 1.0
-    name: str = "logistic"
 
     @classmethod
     def from_margin(cls, margin: Margin, *, positive: int = 1) -> BinaryLoss:
@@ -98,7 +96,6 @@ class BinaryLoss(_Losses):
             float(delta[positive, negative]),
             float(delta[negative, positive]),
             s,
-            margin.name,
         )
 
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
@@ -160,16 +157,6 @@ class BinaryLoss(_Losses):
         """
         return float(np.exp(self._log_slope_ratio(np.zeros(())))), (1.0 - pi) / pi
 
-    def is_consistent(self, pi: float, *, tolerance: float = 1e-9) -> bool:
-        """Return whether minimising this loss minimises the balanced error (Lemma 2).
-
-        Examples:
-            >>> BinaryLoss().is_consistent(0.5), BinaryLoss().is_consistent(0.2)
-            (True, False)
-        """
-        left, right = self.lemma(pi)
-        return math.isclose(left, right, rel_tol=tolerance)
-
     def peak(self) -> tuple[float, float]:
         """Return the p at which the Bayes risk is largest, and that risk.
 
@@ -196,9 +183,7 @@ class BinaryLoss(_Losses):
 
         0 ≤ L_γ(p) − L_∞(p) ≤ (p ω₊ + (1 − p) ω₋) · log(2)/γ for every p.
         """
-        return CostSensitiveSVM(
-            self.omega_pos, self.omega_neg, self.delta_pos, self.delta_neg, self.name
-        )
+        return CostSensitiveSVM(self.omega_pos, self.omega_neg, self.delta_pos, self.delta_neg)
 
 
 @dataclass(frozen=True)
@@ -210,7 +195,6 @@ class CostSensitiveSVM(_Losses):
         omega_neg: ω₋, weight of class −1, positive.
         delta_pos: δ₊ ≥ 0.
         delta_neg: δ₋ ≥ 0; not both margins are 0.
-        name: what to call it in figures.
 
     Examples:
         >>> svm = CostSensitiveSVM(4.0, 1.0, delta_neg=0.25)
@@ -222,7 +206,6 @@ class CostSensitiveSVM(_Losses):
     omega_neg: float
     delta_pos: float = 1.0
     delta_neg: float = 1.0
-    name: str = "hinge"
 
     @property
     def threshold(self) -> float:
@@ -269,7 +252,7 @@ def examples(pi: float, *, gamma: float = 1.0) -> dict[str, BinaryLoss]:
 
     Examples:
         >>> losses = examples(0.2, gamma=8.0)
-        >>> [name for name, loss in losses.items() if loss.is_consistent(0.2)]
+        >>> [name for name, loss in losses.items() if np.isclose(*loss.lemma(0.2))]
         ['balanced', 'unequal-margin']
     """
     weights = {"omega_pos": 1.0 / pi, "omega_neg": 1.0 / (1.0 - pi)}
@@ -283,4 +266,4 @@ def examples(pi: float, *, gamma: float = 1.0) -> dict[str, BinaryLoss]:
         "both": {**weights, "delta_pos": shift, "delta_neg": -shift},
         "small-margin": {"delta_pos": (1.0 - pi) / gamma, "delta_neg": pi / gamma},
     }
-    return {name: BinaryLoss(**parts, gamma=gamma, name=name) for name, parts in choices.items()}
+    return {name: BinaryLoss(**parts, gamma=gamma) for name, parts in choices.items()}

@@ -29,13 +29,23 @@ from longtail.margins import Margin
 _LOG2, _LOG4 = np.log(2.0), np.log(4.0)
 
 
+class Unresolved(InputError):
+    """The link or its inverse is beyond double precision."""
+
+
 def inverse_link(margin: Margin, scores: Any) -> FloatArray:
     """Return the class probabilities η at which the given scores minimise the risk."""
-    return np.exp(log_inverse_link(margin, np.asarray(scores, np.float64)))
+    log_eta = log_inverse_link(margin, np.asarray(scores, np.float64))
+    if not np.all(np.isfinite(log_eta)):
+        raise Unresolved(
+            "the scores and margins differ by more than double precision can hold (e^700); scale "
+            "them down."
+        )
+    return np.exp(log_eta)
 
 
 def log_inverse_link(margin: Margin, scores: FloatArray) -> FloatArray:
-    """Return log η of `inverse_link`, accurate where η itself is tiny."""
+    """Return log η of `inverse_link`, accurate where η itself is tiny; NaN where it fails."""
     additive = additive_parts(margin)
     if additive is None:
         log_w = _log_stationary(margin, scores)
@@ -183,13 +193,7 @@ def _log_stationary(margin: Margin, scores: FloatArray) -> FloatArray:
         weight = np.ones(size)
         for k in range(1, size):
             weight[k] = (weight[:k] * chain[:k, k]).sum()
-        log_weight = np.log(weight)
-    if not np.all(np.isfinite(log_weight)):
-        raise InputError(
-            "the scores and margins differ by more than double precision can hold (e^700); scale "
-            "them down."
-        )
-    return np.asarray(log_weight)
+        return np.asarray(np.where(np.isfinite(weight) & (weight > 0), np.log(weight), np.nan))
 
 
 def _minimize_dense(delta: FloatArray, log_w: FloatArray) -> FloatArray:
@@ -228,7 +232,7 @@ def _minimize_dense(delta: FloatArray, log_w: FloatArray) -> FloatArray:
             length *= 0.5
         f = f + length * step
     if not error < 1e-6:
-        raise InputError(
+        raise Unresolved(
             "the minimiser for these margins and probabilities can't be resolved in double "
             "precision; use less extreme ones."
         )

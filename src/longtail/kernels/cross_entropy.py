@@ -2,8 +2,8 @@
 
 Where the loss is reduced, one launch computes it and writes the gradient. Float16 logits,
 ``reduction="none"`` and evaluation take a launch for the losses and, where there is a backward
-pass, another for the gradient. Under `torch.compile` and `torch.func` torch's own operations are
-the better way, which `worthwhile` says.
+pass, another for the gradient. `worthwhile` leaves `torch.compile`, `torch.func` and small logits
+to torch's own operations.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from longtail.kernels import available, interpreted
 from longtail.kernels._launch import given, launch
 from longtail.kernels.norm_act import Moments
 
-CHANNELS = (16, 32, 64)  # per network, which the kernels serve
-FEWEST = CHANNELS[0]  # fewer that come in are filled up with zeros
+CHANNELS = (16, 32, 64)  # per network, which the kernels support
+FEWEST = CHANNELS[0]  # fewer input channels are padded with zeros
 
 
 class How(NamedTuple):
@@ -44,12 +44,12 @@ MOST_PARTS = 2048  # moments of more tiles would take longer to combine than to 
 def grouped_conv(
     x: Tensor, weight: Tensor, *, stride: int = 1, groups: int = 1
 ) -> tuple[Tensor, Moments | None]:
-    """The convolution of window 3 and padding 1 of `groups` networks side by side.
+    """Return the 3 × 3 convolutions, with padding 1, of `groups` networks side by side.
 
     y[n, g, o, h, w] = Σ_{i, a, b} W[g, o, i, a, b]·x[n, g, i, s·h + a − 1, s·w + b − 1]
 
-    Triton serves bfloat16 on CUDA, channels last, with 16, 32 or 64 channels per network, and up
-    to 16 that come in; torch's own convolution serves the rest.
+    The Triton kernels support bfloat16 on CUDA, channels last, with 16, 32 or 64 channels per
+    network, and fewer than 16 input channels; torch's own convolution does the rest.
 
     Args:
         x: shape (N, G·I, H, W).
@@ -59,7 +59,7 @@ def grouped_conv(
 
     Returns:
         y, shape (N, G·O, ⌈H/s⌉, ⌈W/s⌉), in the type of x; and the moments of its channels where
-        the kernels served, for `norm_act`, which else would have to read y once more.
+        a kernel made y, for `norm_act`, which would otherwise read y once more.
 
     Examples:
         >>> x, weight = torch.ones(1, 2, 3, 3), torch.ones(2, 1, 3, 3)
@@ -70,7 +70,7 @@ def grouped_conv(
                 [4., 6., 4.]])
     """
     _check(x, weight, stride=stride, groups=groups)
-    if not serves(x, weight, groups=groups):
+    if not supports(x, weight, groups=groups):
         return grouped_conv_torch(x, weight, stride=stride, groups=groups), None
     low = weight.detach().to(x.dtype)
     missing = max(FEWEST - weight.shape[1], 0)
@@ -82,23 +82,23 @@ def grouped_conv(
 
 
 def _filled_up(x: Tensor, groups: int, missing: int) -> Tensor:
-    """x with `missing` channels of zeros after each network's own, channels last."""
+    """Return x with `missing` channels of zeros after each network's own, channels last."""
     pixels = x.permute(0, 2, 3, 1)
     apart = pixels.reshape(*pixels.shape[:3], groups, -1)
     return F.pad(apart, (0, missing)).flatten(3).permute(0, 3, 1, 2)
 
 
 def grouped_conv_torch(x: Tensor, weight: Tensor, *, stride: int, groups: int) -> Tensor:
-    """The same in torch's own operations: the reference and the fallback."""
+    """Return the same by torch's own operations: the reference and the fallback."""
     return F.conv2d(x, weight.to(x.dtype), None, stride, 1, 1, groups)
 
 
 def pad_shortcut(x: Tensor, *, groups: int = 1) -> Tensor:
-    """Half the pixels each way, twice the channels, the new ones zero: option A of ResNets.
+    """Halve the pixels each way and double the channels with zeros: option A of ResNets.
 
     Args:
         x: shape (N, G·C, H, W), C even.
-        groups: G networks; each one's new channels are half before, half behind its own.
+        groups: G networks; half of each one's new channels are before its own, half after.
 
     Returns:
         Shape (N, G·2C, ⌈H/2⌉, ⌈W/2⌉), channels last where x is.
@@ -120,7 +120,7 @@ def pad_shortcut(x: Tensor, *, groups: int = 1) -> Tensor:
     return full if last else full.contiguous()
 
 
-def serves(x: Tensor, weight: Tensor, *, groups: int) -> bool:
+def supports(x: Tensor, weight: Tensor, *, groups: int) -> bool:
     """Return whether the kernels support these tensors."""
     inner, outer = weight.shape[1], weight.shape[0] // groups
     return (
@@ -154,7 +154,7 @@ def _left_to_torch(inner: int, outer: int, stride: int) -> bool:
 def _torch_gradient(
     x: Tensor, low: Tensor, grad: Tensor, stride: int, groups: int, which: int
 ) -> Tensor:
-    """torch's own gradient of x (0) or of the weights (1)."""
+    """Return torch's own gradient of x (0) or of the weights (1)."""
     wanted = [which == 0, which == 1, False]
     return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
         grad, x, low, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], groups, wanted
@@ -164,7 +164,7 @@ def _torch_gradient(
 def _convolve(
     x: Tensor, low: Tensor, like: tuple[int, int], *, stride: int, groups: int, back: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """y of height and width `like` from x; or with `back` the gradient of x from that of y."""
+    """Return y of height and width `like` from x, or with `back` the gradient of x from y's."""
     from longtail.kernels import _triton_conv
 
     n, channels, x_height, x_width = x.shape
@@ -196,7 +196,7 @@ def _convolve(
 
 
 def _weight_gradient(x: Tensor, grad: Tensor, *, stride: int, groups: int) -> Tensor:
-    """The weights' gradient in float32, shape (G·O, I, 3, 3), channels last."""
+    """Return the weights' gradient in float32, shape (G·O, I, 3, 3), channels last."""
     from longtail.kernels import _triton_conv
 
     n, channels, x_height, x_width = x.shape
@@ -256,7 +256,7 @@ class _GroupedConv(torch.autograd.Function):
                 like = (x.shape[2], x.shape[3])
                 dx = _convolve(grad, low, like, stride=stride, groups=groups, back=True)[0]
         if ctx.needs_input_grad[1]:
-            if stride == 1:  # at which cuDNN is at its best, and of stride 2 at its worst
+            if stride == 1:  # cuDNN is at its best here, and at its worst with stride 2
                 dweight = _torch_gradient(x, low, grad, stride, groups, 1).float()
             else:
                 dweight = _weight_gradient(x, grad, stride=stride, groups=groups)

@@ -38,19 +38,18 @@ def norm_act_fork(
     eps: float = 1e-5,
     moments: Moments | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """relu(batch_norm(x) + residual), twice: on a GPU, several passes over memory fewer.
+    """Return relu(batch_norm(x) + residual) for two readers, fused on a GPU.
 
     y = max(0, w·(x − μ)/√(σ² + ε) + b + r), with μ and σ² of each channel over the batch in
     training, and the running ones otherwise. In training the running statistics move by
     `momentum` towards μ and the unbiased variance, as in `torch.nn.BatchNorm2d`.
 
-    A residual block's input is read by its first convolution and by its shortcut. With one
-    tensor for each, the sum of their two gradients is taken where it is used, without a kernel
-    and a pass over memory of its own.
+    A residual block's input is read by its first convolution and by its shortcut. With one tensor
+    for each, the backward kernel adds their two gradients itself, which saves a pass over memory.
 
-    Triton serves CUDA tensors in bfloat16 or float32, laid out channels last, in training and,
-    where nothing needs a gradient, otherwise; torch's own operations serve the rest. The
-    arithmetic of the kernels is in float32.
+    The Triton kernels support CUDA tensors in bfloat16 or float32, channels last, in training and
+    in evaluation without gradients; torch's own operations do the rest. The kernels compute in
+    float32.
 
     Args:
         x: shape (N, C, H, W) or (N, C).
@@ -63,7 +62,7 @@ def norm_act_fork(
         training: whether to use, and to track, the statistics of the batch.
         momentum: the weight of this batch in the running statistics.
         eps: ε.
-        moments: of x, from whoever made it; None to read x for them.
+        moments: of x, if what made x computed them too.
 
     Returns:
         y and y, of the shape and type of x, which share memory: neither may be changed in place.
@@ -83,14 +82,14 @@ def norm_act_fork(
         )
     options = Options(relu, momentum, eps)
     tensors = (x, weight, bias, running_mean, running_var, residual)
-    if training and serves(x, weight, bias, residual):
+    if training and supports(x, weight, bias, residual):
         return _NormAct.apply(*tensors, options, moments)  # type: ignore[no-any-return, no-untyped-call]
     y = _without_gradient(*tensors, options, training=training)
     return y, y
 
 
 def norm_act(*tensors: Tensor | None, **options: Any) -> Tensor:
-    """`norm_act_fork` for one reader."""
+    """Return the result of `norm_act_fork` for one reader."""
     return norm_act_fork(*tensors, **options)[0]  # type: ignore[arg-type]
 
 
@@ -105,14 +104,14 @@ def _without_gradient(
     *,
     training: bool,
 ) -> Tensor:
-    """By the running statistics in one pass where nothing is to be learnt; else torch's own way."""
+    """Normalize in one pass by the running statistics if no gradient is needed, else by torch."""
     tensors = (x, weight, bias, residual)
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    # What follows or changes operations one by one is left to them.
+    # Tracing, forward-mode and functorch transforms need torch's own operations.
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     dual = torch.autograd.forward_ad._current_level >= 0
     watched = traced or dual or torch._C._are_functorch_transforms_active()
-    one_pass = not (training or learns or watched) and serves(x, weight, bias, residual)
+    one_pass = not (training or learns or watched) and supports(x, weight, bias, residual)
     if running_mean is None or running_var is None or not one_pass:
         rest = (running_mean, running_var, residual, options)
         return norm_act_torch(x, weight, bias, *rest, training=training)
@@ -151,7 +150,7 @@ def norm_act_torch(
     *,
     training: bool,
 ) -> Tensor:
-    """The same in torch's own operations: the reference and the fallback."""
+    """Return the same by torch's own operations: the reference and the fallback."""
     batch = training or running_mean is None
     y = F.batch_norm(
         x, running_mean, running_var, weight, bias, batch, options.momentum, options.eps
@@ -161,7 +160,9 @@ def norm_act_torch(
     return F.relu(y) if options.relu else y
 
 
-def serves(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None) -> bool:
+def supports(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+) -> bool:
     """Return whether the kernels support these tensors."""
     return (
         not torch.compiler.is_compiling()  # which fuses by itself
@@ -170,7 +171,7 @@ def serves(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tens
         and weight is not None
         and bias is not None
         and weight.dtype == torch.float32
-        and x.numel() > x.shape[1]  # of one value a channel torch says what is wrong
+        and x.numel() > x.shape[1]  # torch refuses one value per channel
         and _rows_are_channels(x)
         and (residual is None or (residual.dtype == x.dtype and _rows_are_channels(residual)))
     )
@@ -184,7 +185,7 @@ def _rows_are_channels(x: Tensor) -> bool:
 
 
 class Cut(NamedTuple):
-    """Return the tiles of n rows of C channels, and the rows that one partial sum covers."""
+    """Tiles of n rows of C channels, and the rows that one partial sum covers."""
 
     rows: int
     block: int
@@ -195,7 +196,7 @@ class Cut(NamedTuple):
 
 
 def cut(x: Tensor, *, back: bool = False) -> Cut:
-    """Tiles of about TILE numbers; PROGRAMS at most that add up, each several tiles of rows."""
+    """Return tiles of about TILE numbers, and at most PROGRAMS partial sums of several tiles."""
     channels = x.shape[1]
     n_rows = x.numel() // channels
     block = min(max(1 << (channels - 1).bit_length(), 8), 64)
@@ -209,7 +210,7 @@ def cut(x: Tensor, *, back: bool = False) -> Cut:
 def apply_statistics(
     x: Tensor, weight: Tensor, bias: Tensor, stats: Tensor, residual: Tensor | None, *, relu: bool
 ) -> Tensor:
-    """y by given statistics, μ and 1/√(σ² + ε), shape (2, C)."""
+    """Return y by given statistics, μ and 1/√(σ² + ε), shape (2, C)."""
     from longtail.kernels import _triton_norm as kernels
 
     shape, channels, y = cut(x), x.shape[1], torch.empty_like(x)

@@ -7,15 +7,16 @@
     outside   the average of the k largest losses, and hinge losses
 
 The family's losses take what `torch.nn.CrossEntropyLoss` takes, with the same meaning. To add one,
-write its margin in `longtail.margins`, and here a class and the line that makes its function.
+write its margin in `longtail.margins`, and here a class, with its equation and its settings, and
+the line that makes its function.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, ParamSpec, Protocol, Unpack, cast
+from dataclasses import InitVar, field, replace
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Unpack, cast, dataclass_transform
 
 from longtail import _checks
 
@@ -72,27 +73,55 @@ __all__ = [  # noqa: RUF022
 ]
 
 
-class _NamedLoss(PairwiseMarginLoss):
-    """A loss whose margin is `of(prior, **settings)`, which says what the settings are."""
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+class _Declared(PairwiseMarginLoss):
+    """A loss whose margin is `of(prior, **settings)`; a subclass declares the settings.
 
-    of: Callable[..., Margin]
+    Type checkers and editors make its `__init__` from these declarations, as for a dataclass. At
+    run time it is made here, with the signature of the margin's function and `LossOptions`.
+    """
 
-    def __init__(self, prior: ClassPrior, options: LossOptions, **settings: Any) -> None:
-        margin = type(self).of(prior, **settings)
-        super().__init__(margin, **options)
-        _refuse_double_correction(margin, self.weight, prior)
-        # (δ has a value for each class.)
-        self.settings = {key: value for key, value in settings.items() if key != "delta"}
+    def __init_subclass__(cls, *, of: Callable[..., Margin] | None = None) -> None:
+        """Make `__init__`, and add to the docstring the arguments that `of` documents."""
+        if of is None:
+            return
+        own = inspect.signature(of, eval_str=True)
+        cls.shown = tuple(name for name in own.parameters if name in vars(cls))
 
-    def __init_subclass__(cls) -> None:
-        """Add to the docstring the arguments that the margin's function documents."""
-        doc, margin = inspect.cleandoc(cls.__doc__ or ""), inspect.getdoc(cls.of) or ""
-        if "Args:" not in doc:
-            args = margin.partition("Args:\n")[2].partition("\n\n")[0] or _PRIOR
-            cls.__doc__ = f"{doc}\n\nArgs:\n{args}\n    **options: see `LossOptions`."
+        def __init__(self: Any, prior: ClassPrior, **given: Any) -> None:
+            options = {name: given.pop(name) for name in LossOptions.__annotations__.keys() & given}
+            margin = of(prior, **given)
+            PairwiseMarginLoss.__init__(self, margin, **options)
+            _refuse_double_correction(margin, self.weight, prior)
+            for name in given.keys() & cls.shown:
+                setattr(self, name, given[name])
+
+        parameters = [_SELF, *own.parameters.values(), _OPTIONS]
+        signature = inspect.Signature(parameters, return_annotation=None)
+        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+        cls.__init__ = __init__  # type: ignore[assignment, misc]
+        doc, margin = inspect.cleandoc(cls.__doc__ or ""), inspect.getdoc(of) or ""
+        args = margin.partition("Args:\n")[2].partition("\n\n")[0] or _PRIOR
+        cls.__doc__ = f"{doc}\n\nArgs:\n{args}\n    **options: see `LossOptions`."
 
 
+_SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_OPTIONS = inspect.Parameter(
+    "options", inspect.Parameter.VAR_KEYWORD, annotation=Unpack[LossOptions]
+)
 _PRIOR = "    prior: of the training data."
+
+
+class _NamedLoss(_Declared):
+    if TYPE_CHECKING:  # prior and `LossOptions` as declarations
+        prior: InitVar[ClassPrior] = field(kw_only=False)
+        weight: Tensor | None = None
+        ignore_index: int = -100
+        label_smoothing: float = 0.0
+        reduction: str = "mean"
+        impl: str = "auto"
+        dtype: InitVar[torch.dtype | None] = None
 
 
 def _refuse_double_correction(margin: Margin, weight: Tensor | None, prior: ClassPrior) -> None:
@@ -113,59 +142,39 @@ def _refuse_double_correction(margin: Margin, weight: Tensor | None, prior: Clas
         )
 
 
-class SoftmaxLoss(_NamedLoss):
+class SoftmaxLoss(_NamedLoss, of=margins.softmax):
     """Plain cross-entropy, the baseline; the prior only gives the number of classes.
 
     ℓ(y, f) = log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
     """
 
-    of = staticmethod(margins.softmax)
 
-    def __init__(self, prior: ClassPrior, **options: Unpack[LossOptions]) -> None:
-        super().__init__(prior, options)
-
-
-class BalancedLoss(_NamedLoss):
+class BalancedLoss(_NamedLoss, of=margins.balanced):
     """Every class counts the same: α_y ∝ 1/π_y, no margin (equation 4).
 
     ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
     """
 
-    of = staticmethod(margins.balanced)
 
-    def __init__(self, prior: ClassPrior, **options: Unpack[LossOptions]) -> None:
-        super().__init__(prior, options)
-
-
-class ClassBalancedLoss(_NamedLoss):
+class ClassBalancedLoss(_NamedLoss, of=margins.class_balanced):
     """Weights by effective numbers, α_y ∝ (1 − β)/(1 − β^{n_y}), no margin (Cui et al. 2019).
 
     ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
     """
 
-    of = staticmethod(margins.class_balanced)
-
-    def __init__(
-        self, prior: ClassPrior, *, beta: float = 0.9999, **options: Unpack[LossOptions]
-    ) -> None:
-        super().__init__(prior, options, beta=beta)
+    beta: Final[float] = 0.9999
 
 
-class AdaptiveLoss(_NamedLoss):
+class AdaptiveLoss(_NamedLoss, of=margins.adaptive):
     """A margin for rare target classes, for a linear head (equation 5, Cao et al. 2019).
 
     ℓ(y, f) = log[1 + Σ_{y'≠y} exp(C · π_y^{−1/4} + f_{y'} − f_y)]
     """
 
-    of = staticmethod(margins.adaptive)
-
-    def __init__(
-        self, prior: ClassPrior, *, constant: float = 1.0, **options: Unpack[LossOptions]
-    ) -> None:
-        super().__init__(prior, options, constant=constant)
+    constant: Final[float] = 1.0
 
 
-class LDAMLoss(_NamedLoss):
+class LDAMLoss(_NamedLoss, of=margins.ldam):
     """The adaptive margin for a cosine head, logits times s, as Cao et al.'s code has it.
 
         ℓ(y, f) = log[1 + Σ_{y'≠y} exp(s · (m_y + f_{y'} − f_y))],   m_y ∝ n_y^{−1/4}
@@ -173,34 +182,20 @@ class LDAMLoss(_NamedLoss):
     The logits are cosines, within [−1, 1]; on an ordinary head use `AdaptiveLoss`.
     """
 
-    of = staticmethod(margins.ldam)
-
-    def __init__(
-        self,
-        prior: ClassPrior,
-        *,
-        max_margin: float = 0.5,
-        scale: float = 30.0,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(prior, options, max_margin=max_margin, scale=scale)
+    max_margin: Final[float] = 0.5
+    scale: float = 30.0
 
 
-class EqualizedLoss(_NamedLoss):
+class EqualizedLoss(_NamedLoss, of=margins.equalized):
     """Rare competitors push less: the deterministic form of Tan et al. (equation 6, F(z) = z^τ).
 
     ℓ(y, f) = log[1 + Σ_{y'≠y} π_{y'}^τ · exp(f_{y'} − f_y)]
     """
 
-    of = staticmethod(margins.equalized)
-
-    def __init__(
-        self, prior: ClassPrior, *, tau: float = 1.0, **options: Unpack[LossOptions]
-    ) -> None:
-        super().__init__(prior, options, tau=tau)
+    tau: Final[float] = 1.0
 
 
-class EqualizedThresholdLoss(_NamedLoss):
+class EqualizedThresholdLoss(PairwiseMarginLoss):
     """Rare competitors drop out at random: the stochastic form of Tan et al. (2020).
 
         ℓ(y, f) = log[1 + Σ_{y'≠y, y' kept} exp(f_{y'} − f_y)]
@@ -226,7 +221,7 @@ class EqualizedThresholdLoss(_NamedLoss):
         tensor([2., 3.])
     """
 
-    of = staticmethod(margins.softmax)
+    shown = ("threshold", "gamma")
     rare: Tensor
 
     def __init__(
@@ -238,29 +233,25 @@ class EqualizedThresholdLoss(_NamedLoss):
         generator: torch.Generator | None = None,
         **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(prior, options)
-        threshold = _checks.fraction(threshold, name="threshold")
+        super().__init__(margins.softmax(prior), **options)
+        self.threshold = _checks.fraction(threshold, name="threshold")
         self.gamma = _checks.fraction(gamma, name="gamma")
         self.generator = generator
         self.name = "equalized-threshold"
-        self.settings = {"threshold": threshold, "gamma": gamma}
         self.whole_rows = True  # which classes compete differs from example to example
-        self.register_buffer("rare", torch.as_tensor(prior.probs < threshold), persistent=False)
+        rare = torch.as_tensor(prior.probs < self.threshold)
+        self.register_buffer("rare", rare, persistent=False)
 
-    def forward(self, logits: Any, target: Tensor, **options: Any) -> Tensor:
+    def forward(self, logits: Any, *args: Any, dropped: Tensor | None = None, **how: Any) -> Tensor:
         """Return the loss with a fresh draw of which classes compete, or with `dropped`."""
-        return super().forward(logits, target, **self._with_draw(logits, options))
+        if dropped is None and isinstance(logits, Tensor):
+            dropped = self.draw(logits)
+        return super().forward(logits, *args, dropped=dropped, **how)
 
-    def mixed(
-        self, logits: Tensor, first: Tensor, second: Tensor, share: Any, **options: Any
-    ) -> Tensor:
+    def mixed(self, logits: Any, *args: Any, dropped: Tensor | None = None) -> Tensor:
         """As for every loss, see `PairwiseMarginLoss.mixed`; both labels with the same draw."""
-        return super().mixed(logits, first, second, share, **self._with_draw(logits, options))
-
-    def _with_draw(self, logits: Any, options: dict[str, Any]) -> dict[str, Any]:
-        if options.get("dropped") is None and isinstance(logits, Tensor):
-            options["dropped"] = self.draw(logits)
-        return options
+        dropped = self.draw(logits) if dropped is None else dropped
+        return super().mixed(logits, *args, dropped=dropped)
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw which classes don't compete, bool, shape of `logits`; to use a draw repeatedly."""
@@ -272,7 +263,7 @@ class EqualizedThresholdLoss(_NamedLoss):
         return self.rare.view(-1, *[1] * (logits.ndim - dim - 1)) & (chance < self.gamma)
 
 
-class LogitAdjustedLoss(_NamedLoss):
+class LogitAdjustedLoss(_NamedLoss, of=margins.logit_adjusted):
     """The logit-adjusted loss (equation 10): cross-entropy of f + τ log π.
 
         ℓ(y, f) = log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(f_{y'} − f_y)]
@@ -289,76 +280,45 @@ class LogitAdjustedLoss(_NamedLoss):
         tensor(1.3314)
     """
 
-    of = staticmethod(margins.logit_adjusted)
-
-    def __init__(
-        self, prior: ClassPrior, *, tau: float = 1.0, **options: Unpack[LossOptions]
-    ) -> None:
-        super().__init__(prior, options, tau=tau)
+    tau: Final[float] = 1.0
 
 
-class LogitAdjustedAdaptiveLoss(_NamedLoss):
+class LogitAdjustedAdaptiveLoss(_NamedLoss, of=margins.logit_adjusted_adaptive):
     """Logit adjustment and the adaptive margin together (section 6.2).
 
     ℓ(y, f) = log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(C · π_y^{−1/4} + f_{y'} − f_y)]
     """
 
-    of = staticmethod(margins.logit_adjusted_adaptive)
-
-    def __init__(
-        self,
-        prior: ClassPrior,
-        *,
-        tau: float = 1.0,
-        constant: float = 1.0,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(prior, options, tau=tau, constant=constant)
+    tau: Final[float] = 1.0
+    constant: Final[float] = 1.0
 
 
-class TwoParameterLoss(_NamedLoss):
+class TwoParameterLoss(_NamedLoss, of=margins.two_parameter):
     """Different strengths for target and competitor (section 5.3, with the sign it means).
 
     ℓ(y, f) = log[1 + Σ_{y'≠y} π_{y'}^{τ₂} / π_y^{τ₁} · exp(f_{y'} − f_y)]
     """
 
-    of = staticmethod(margins.two_parameter)
-
-    def __init__(
-        self,
-        prior: ClassPrior,
-        *,
-        tau1: float = 1.0,
-        tau2: float = 1.0,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(prior, options, tau1=tau1, tau2=tau2)
+    tau1: Final[float] = 1.0
+    tau2: Final[float] = 1.0
 
 
-class ConsistentLoss(_NamedLoss):
+class ConsistentLoss(_NamedLoss, of=margins.consistent):
     """Any member of the consistent family of Theorem 1: α_y ∝ δ_y/π_y, Δ_{yy'} = log(δ_{y'}/δ_y).
 
     ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} δ_{y'}/δ_y · exp(f_{y'} − f_y)]
     """
 
-    of = staticmethod(margins.consistent)
-
-    def __init__(self, prior: ClassPrior, *, delta: Any, **options: Unpack[LossOptions]) -> None:
-        super().__init__(prior, options, delta=delta)
+    delta: InitVar[Any]
 
 
-class WeightedLogitAdjustedLoss(_NamedLoss):
+class WeightedLogitAdjustedLoss(_NamedLoss, of=margins.weighted_logit_adjusted):
     """Part margin, part weight, and consistent for every τ: α_y ∝ π_y^{τ−1} (section 5.3).
 
     ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(f_{y'} − f_y)]
     """
 
-    of = staticmethod(margins.weighted_logit_adjusted)
-
-    def __init__(
-        self, prior: ClassPrior, *, tau: float = 0.5, **options: Unpack[LossOptions]
-    ) -> None:
-        super().__init__(prior, options, tau=tau)
+    tau: Final[float] = 0.5
 
 
 # --- functions ------------------------------------------------------------------------------------
@@ -374,7 +334,7 @@ class LossFunction(Protocol[P]):
     ) -> Tensor: ...
 
 
-def _function(module: Callable[P, _NamedLoss], name: str) -> LossFunction[P]:
+def _function(module: Callable[P, PairwiseMarginLoss], name: str) -> LossFunction[P]:
     """Make the function of a module: the module, for one call."""
 
     def loss(logits: Tensor, target: Tensor, prior: ClassPrior, **given: Any) -> Tensor:

@@ -41,9 +41,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return `criterion` of the logits features @ weight.T + bias, holding a few rows of them.
 
-    Values and gradients are those of the layer followed by the loss. What it saves is memory: of
-    N × C logits with their gradient, only a chunk of rows exists at a time. It has no second
-    derivative.
+    Values and gradients are those of the layer followed by the loss, but of N × C logits and
+    their gradient only a chunk of rows exists at a time. There is no second derivative.
 
     Args:
         features: shape (N, D).
@@ -91,8 +90,7 @@ def linear_cross_entropy(
             logits = F.linear(hidden, weight, bias)
             return family_loss(criterion, logits.to(work), target, None, "none")
 
-        # The logits are computed again in the backward pass; under torch.compile checkpoints are
-        # out of the question.
+        # The backward pass computes the logits again, unless checkpoints are not supported.
         if functional or torch.compiler.is_compiling():
             losses = of_rows(hidden, target)
         else:
@@ -150,7 +148,7 @@ def _operator(
     if linear_bias is not None:
         bias = linear_bias.to(divisor.dtype) if bias is None else bias + linear_bias
     n, classes, size = len(hidden), len(weight), chunk_rows(hidden, weight)
-    # For the kernel, rows of whole 16 bytes: it is faster with a few classes more, at −∞.
+    # The kernel is faster on rows of whole 16 bytes, padded with classes at −∞.
     more = -classes % 8 if hidden.is_cuda else 0
     buffer = hidden.new_zeros((min(size, n), classes + more))
     if more:
@@ -253,8 +251,8 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
 
 
 def _times(grad: Tensor, factor: Tensor) -> Tensor:
-    """Return grad · factor, without a pass over memory where the factor is 1."""
-    if torch.compiler.is_compiling() or type(grad) is not Tensor:  # traced: a kernel can't run
+    """Return grad · factor, without a pass over memory if the factor is 1."""
+    if torch.compiler.is_compiling() or type(grad) is not Tensor:  # tracing runs no kernel
         return grad * factor
     if not grad.is_cuda:
         return grad if factor == 1 else grad * factor

@@ -19,9 +19,8 @@ def average_top_k(losses: Tensor, k: int) -> Tensor:
         AT_k(ℓ) = 1/k · Σ_{i≤k} ℓ_[i] = min_λ {λ + 1/k · Σ_i [ℓ_i − λ]₊},   ℓ_[1] ≥ ℓ_[2] ≥ …
 
     Args:
-        losses: one for each example, of any loss, as with reduction="none".
-        k: from 1, the largest loss, to the size of the batch, the mean; a smaller batch has its
-            mean.
+        losses: of each example, as from reduction="none".
+        k: at least 1; the mean of all losses if the batch has no more than k.
 
     Examples:
         >>> average_top_k(torch.tensor([1.0, 4.0, 2.0]), 2)
@@ -70,8 +69,8 @@ class CostSensitiveHingeLoss(nn.Module):
         ℓ(y, f) = ω₊_y · [δ₊_y − f_y]₊ + Σ_{y'≠y} ω₋_{y'} · [δ₋_{y'} + f_{y'}]₊
 
     This is the limit γ → ∞ of the paper's binary losses (equation 13), for each class. With the
-    weights ω₊/ω₋ = (1 − π)/π, which are the default, f_y > 0 says that η_y > π_y. That is the
-    Bayes rule of two classes; among more, several scores may be positive and as large.
+    default weights, ω₊/ω₋ = (1 − π)/π, the best f_y is positive where η_y > π_y. For two classes
+    that is the Bayes rule; with more, several scores may be positive and equal.
 
     Args:
         prior: of the training data.

@@ -47,24 +47,25 @@ class LossOptions(TypedDict, total=False):
 
 # What states of margin losses once held.
 _ONCE_SAVED = ("alpha", "positive", "negative", "dense", "rare", "log_q", "cumulative")
-# Options that a loss shows where they differ from these.
-_SHOWN = {"ignore_index": -100, "label_smoothing": 0.0, "impl": "auto", "sparse": False}
+# What `repr` shows where it differs from these.
+_USUAL = {
+    "scale": 1,
+    "reduction": None,
+    "ignore_index": -100,
+    "label_smoothing": 0.0,
+    "impl": "auto",
+    "sparse": False,
+}
 
 
 class MarginModule(nn.Module):
-    """A module with a Margin as buffers, of one type for good and not in its `state_dict`.
-
-    Attributes:
-        alpha, positive, negative: α, a and b, shape (num_classes,).
-        dense: Δ, shape (num_classes, num_classes), or None.
-        scale: s.
-        settings: what `repr` shows beside the margin's name.
-    """
+    """A module with a Margin as buffers, whose type is fixed and which no `state_dict` has."""
 
     alpha: Tensor
     positive: Tensor
     negative: Tensor
     dense: Tensor | None
+    shown: tuple[str, ...] = ()  # settings that `repr` shows
 
     def __init__(self, margin: Margin, *, reduction: str, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -75,13 +76,12 @@ class MarginModule(nn.Module):
             )
         self.reduction = _checks.choice(reduction, ("none", "mean", "sum"), name="reduction")
         self.name, self.scale, self.num_classes = margin.name, margin.scale, margin.num_classes
-        self.settings: dict[str, Any] = {}
         self._dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         for part in ("alpha", "positive", "negative", "dense"):
             self._keep(part, getattr(margin, part))
-        # A tensor: torch.compile(dynamic=True) fails on Python floats that it takes for variable.
+        # A tensor, since torch.compile(dynamic=True) fails on Python floats that become symbolic.
         self._keep("_factor", None if margin.scale == 1 else margin.scale)
-        # What has no effect is left out of every step.
+        # A step leaves out what has no effect.
         self._weighs, self._shifts = bool((margin.alpha != 1).any()), bool(margin.negative.any())
         self._lowers = bool((margin.positive + margin.negative).any())
 
@@ -114,31 +114,26 @@ class MarginModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the buffers with `.to` and the like; their types stay, or the prior would change."""
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype != old.dtype:
-                self._buffers[name] = old.to(new.device)
-        return self
+
+        def move(old: Tensor) -> Tensor:
+            new = fn(old)
+            return new if new.dtype == old.dtype else old.to(new.device)
+
+        return super()._apply(move, recurse)  # type: ignore[no-any-return, no-untyped-call]
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Skip the margins that states once held: those the loss was made with stay."""
+        """Skip the margins that states once held."""
         for name in _ONCE_SAVED:
             state_dict.pop(prefix + name, None)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Return the margin's name and settings, and options that differ from the defaults."""
-        found = {"num_classes": self.num_classes, **self.settings}
-        if self.scale != 1:
-            found["scale"] = self.scale
-        found["reduction"] = self.reduction
-        for key, usual in _SHOWN.items():
-            if getattr(self, key, usual) != usual:
-                found[key] = getattr(self, key)
+        found = {name: getattr(self, name) for name in ("num_classes", *self.shown)}
+        options = {name: getattr(self, name, usual) for name, usual in _USUAL.items()}
+        found |= {name: value for name, value in options.items() if value != _USUAL[name]}
         return ", ".join([repr(self.name), *(f"{key}={value!r}" for key, value in found.items())])
 
 
@@ -201,8 +196,7 @@ class PairwiseMarginLoss(MarginModule):
         """Return the loss of `logits` for `target`; shapes as in `pairwise_margin_loss`.
 
         `dropped`, bool and shaped like `logits`, takes classes out of the competition for an
-        example. `num_items_in_batch` is what transformers' Trainer passes; the error then says what
-        to do.
+        example. `num_items_in_batch` is there for an error that helps users of transformers.
         """
         if num_items_in_batch is not None or not isinstance(logits, Tensor):
             raise InputError(
@@ -353,7 +347,7 @@ def _against(
     dropped: Tensor | None,
     dim: int,
 ) -> Tensor:
-    """z for the one target of each example: lowered there, or with the row of a dense margin."""
+    """Return z with each example's target lowered, or with its row of a dense margin."""
     index = target.masked_fill(target == own.ignore_index, 0)
     if dense is not None:  # unlike indexing, F.embedding knows vmap
         z = z + F.embedding(index, dense.to(z.dtype)).movedim(-1, dim)
@@ -367,11 +361,11 @@ def _against(
 
 
 def _expected(losses: Tensor, own: PairwiseMarginLoss, target: Tensor, dim: int) -> Tensor:
-    """Σ_y q_y ℓ_y per example, q the target smoothed, from the losses of every class."""
+    """Return Σ_y q_y ℓ_y per example, q the smoothed target, from the losses of all classes."""
     share, rest = 1.0 - own.label_smoothing, own.label_smoothing / own.num_classes
     if target.shape == losses.shape:
         return (losses * (share * target + rest)).sum(dim)
-    each = -losses.contiguous()  # nll_loss of pictures differentiates nothing else
+    each = -losses.contiguous()  # else nll_loss of pictures has no derivative
     hard = F.nll_loss(each, target, ignore_index=own.ignore_index, reduction="none")
     smooth = (rest * losses.sum(dim)).masked_fill(target == own.ignore_index, 0.0)
     return share * hard + smooth
@@ -380,11 +374,11 @@ def _expected(losses: Tensor, own: PairwiseMarginLoss, target: Tensor, dim: int)
 def _class_losses(
     z: Tensor, lower: Tensor | None, dense: Tensor | None, dropped: Tensor | None, dim: int
 ) -> Tensor:
-    """ℓ(y, f) / α_y for every class y as if it were the target, shape of the logits.
+    """Return ℓ(y, f) / α_y for every class y as if it were the target, shape of the logits.
 
     O(C) for additive margins: ℓ_y = softplus(R_y − z_y + s·(a_y + b_y)), R_y = log Σ_{j≠y} e^{z_j}.
-    R_y = log Σ_j e^{z_j} + log(1 − p_y) is safe for p_y ≤ 1/2, which holds for all classes but the
-    one with the largest z. For that one the other classes are added up.
+    R_y = log Σ_j e^{z_j} + log(1 − p_y) is accurate for p_y ≤ 1/2, which holds for every class but
+    that with the largest z; its R_y is the sum over the others.
     """
     if dense is not None:
         last = z.movedim(dim, -1)
@@ -403,13 +397,13 @@ def _class_losses(
 
 
 def counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """The part of each example in the mean's denominator: w_y, or 1 without weights."""
+    """Return each example's part of the mean's denominator: w_y, or 1 without weights."""
     kept = target != ignore_index
     return kept if weight is None else of_each(weight, target.masked_fill(~kept, 0)) * kept
 
 
 def of_each(vector: Tensor, index: Tensor) -> Tensor:
-    """Look one value per class up, under vmap too."""
+    """Look up one value per class, under vmap too."""
     return vector.gather(0, index.reshape(-1)).reshape(index.shape)
 
 

@@ -1,4 +1,4 @@
-"""Sampled softmax: features, classifier weights and target in, loss out, from a few classes drawn.
+"""Sampled softmax: the loss of features, classifier weights and target from a few drawn classes.
 
 The negatives are drawn from q, with replacement, and shared by the batch; a class that is drawn
 repeatedly counts repeatedly. Their correction makes the sum over them an unbiased estimate of the
@@ -125,6 +125,7 @@ class SampledSoftmaxLoss(MarginModule):
     log_q: Tensor
     cumulative: Tensor
     class_weight: Tensor | None
+    shown = ("num_sampled",)
 
     def __init__(
         self,
@@ -151,7 +152,6 @@ class SampledSoftmaxLoss(MarginModule):
                 "negatives are sampled it must be of the form a_y + b_y'."
             )
         self.num_sampled = _checks.whole(num_sampled, name="num_sampled")
-        self.settings = {"num_sampled": self.num_sampled}
         self._keep("log_q", q.log_probs)
         self._keep_weight("class_weight", class_weight)
         sums = torch.from_numpy(np.cumsum(q.probs))
@@ -185,7 +185,7 @@ class SampledSoftmaxLoss(MarginModule):
         index = target.masked_fill(target == self.ignore_index, 0)
         (alpha, margin, lower), factor = self.parts(), self._buffers["_factor"]
 
-        # One look-up for negatives and targets, so that a sparse gradient is one tensor.
+        # One look-up for negatives and targets, so that the sparse gradient is one tensor.
         rows = F.embedding(torch.cat([sampled, index]), weight, sparse=self.sparse)
         negatives, targets = rows[: len(sampled)], rows[len(sampled) :]
         scores = (features @ negatives.t()).to(work)
