@@ -116,9 +116,9 @@ def cut(folder):
          "linear layer of 2 outputs, one per class, can't be told; the model has '2'"),
         (lambda f: saved(f, network()), {"out": None}, "`model` is a path, so pass `out=`"),
         (cut, {}, "is not a safetensors file"),
-        (lambda f: f, {}, "is a folder without config.json"),
-        (lambda f: text(f, b"[]", "config.json") and saved(f, network()), {},
-         "config.json is not the configuration of a model"),
+        (lambda f: f, {}, "is not a folder as transformers writes it"),
+        (lambda f: text(f, b"[]", "config.json") and saved(f, network()) and f, {},
+         "is not a folder as transformers writes it"),
         (lambda f: text(f, name="model.pt"), {}, "pickles are never loaded; save the state dict"),
         ],
 )  # fmt: skip

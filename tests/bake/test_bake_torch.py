@@ -277,12 +277,12 @@ class Scaled(nn.Module):
     ],
     ids=["layer norm", "batch norm", "scale"],
 )
-def test_norms_and_scales_behind_the_layer_need_inputs(model):
+def test_norms_and_scales_behind_the_layer_are_refused(model):
     if isinstance(model, Scaled):
         with pytest.warns(UserWarning, match=r"only layer body\.2 was checked"):
             bake_logit_adjustment(model, PRIOR)
     else:
-        with pytest.raises(InputError, match=r"is not the last step, since .* follows; pass `inp"):
+        with pytest.raises(InputError, match="layer 0.2 does not give the adjusted logits"):
             bake_logit_adjustment(model, PRIOR)
     with pytest.raises(InputError, match="does not give the adjusted logits"):
         bake_logit_adjustment(model, PRIOR, inputs=torch.randn(30, 20))

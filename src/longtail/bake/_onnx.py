@@ -16,7 +16,6 @@ does. Whatever is computed from the scores follows; a converted model's label is
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 import shutil
 import warnings
@@ -24,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -35,7 +34,7 @@ from onnx.numpy_helper import from_array, to_array
 from scipy.special import softmax
 
 from longtail._checks import FloatArray, InputError, listing
-from longtail.bake._change import DTYPES, KEY, BakeRecord, Change, close_enough
+from longtail.bake._layers import DTYPES, KEY, BakeRecord, Change, close_enough
 from longtail.posthoc import SMALLEST_PROB
 from longtail.runs import files
 
@@ -56,37 +55,75 @@ _OPEN_SIZES = (32, 64, 224, 8, 1)
 _MOST_NUMBERS = 400_000
 
 
-def record_of(model: ModelProto | Path) -> BakeRecord | None:
-    """Return the record in the metadata of a model or file."""
-    entries = (_load(model)[0] if isinstance(model, Path) else model).metadata_props
-    texts = [entry.value for entry in entries if entry.key == KEY]
+class Model(NamedTuple):
+    """A model, and the folder in which its external data lie."""
+
+    proto: ModelProto
+    folder: Path
+
+    def data(self) -> list[Path]:
+        """Return the files that hold its tensors, as paths in the folder."""
+        graph = self.proto.graph
+        tensors = [*graph.initializer]
+        tensors += [a.t for node in graph.node for a in node.attribute if a.HasField("t")]
+        entries = (entry for tensor in tensors for entry in tensor.external_data)
+        return sorted({Path(entry.value) for entry in entries if entry.key == "location"})
+
+
+def load(source: ModelProto | Path) -> Model:
+    """Open a model or file, whose data must lie in its folder."""
+    if isinstance(source, ModelProto):
+        return Model(source, Path())
+    try:
+        model = Model(onnx.load(str(source), load_external_data=False), source.parent)
+    except Exception as error:  # protobuf's own exceptions are not public
+        raise InputError(f"{source} is not an ONNX file: {error}.") from error
+    if not model.proto.graph.node:
+        raise InputError(f"{source} is not an ONNX file: there is no graph in it.")
+    for name in model.data():
+        file = model.folder / name
+        if not file.resolve().is_relative_to(model.folder.resolve()) or not file.is_file():
+            raise InputError(
+                f"the model's data file {file} is not there or lies outside its folder; save the "
+                f"model with its data beside it."
+            )
+    return model
+
+
+def save(model: Model, out: Path | None) -> ModelProto | Path:
+    """Write a model, with its data where it goes to another folder; without `out` return it."""
+    if out is None:
+        return model.proto
+    for name in model.data():
+        there, here = model.folder / name, out.parent / name
+        if not here.exists():
+            here.parent.mkdir(parents=True, exist_ok=True)
+            with files.atomic_path(here) as temporary:
+                shutil.copyfile(there, temporary)
+        elif not here.samefile(there) and files.sha256(here) != files.sha256(there):
+            raise InputError(
+                f"{here} exists with other content, but the model needs its data there; write to "
+                f"another folder."
+            )
+    files.write_bytes(out, model.proto.SerializeToString(deterministic=True))
+    return out
+
+
+def record_of(model: Model) -> BakeRecord | None:
+    """Return the record in the metadata."""
+    texts = [entry.value for entry in model.proto.metadata_props if entry.key == KEY]
     return BakeRecord.from_json(texts[0]) if texts else None
 
 
-def bake_file(
-    path: Path, out: Path, change: Change, output: Sequence[str], inputs: Mapping[str, Any] | None
-) -> None:
-    """Write a baked copy of a file."""
-    model, data = _load(path)
-    _write(bake(model, change, output, inputs, folder=path.parent), path.parent, data, out)
-
-
-def unbake_file(path: Path, out: Path) -> None:
-    """Write a copy as it was before baking."""
-    model, data = _load(path)
-    _write(unbake(model), path.parent, data, out)
-
-
 def bake(
-    model: ModelProto,
+    model: Model,
     change: Change,
-    output: Sequence[str],
-    inputs: Mapping[str, Any] | None,
     *,
-    folder: Path = Path(),
-) -> ModelProto:
+    output: Sequence[str] = (),
+    inputs: Mapping[str, Any] | None = None,
+) -> Model:
     """Return a baked copy, compared with the model by running both."""
-    graph = _Graph(model, folder)
+    graph = _Graph(model)
     unknown = [tensor for tensor in output if tensor not in graph.index]
     if unknown:
         raise InputError(f"there is no output {unknown[0]!r}; there is {listing(graph.outputs)}.")
@@ -94,16 +131,8 @@ def bake(
     targets = _find(graph, change, output)
     with np.errstate(over="ignore"):  # the comparison finds what is not finite
         applied = [_apply(graph, target, change) for target in targets]
-    nodes, baked = [*graph.behind[-1]], graph.baked
-    for number, node in enumerate(baked.graph.node):
-        nodes += [NodeProto.FromString(node.SerializeToString()), *graph.behind[number]]
-    del baked.graph.node[:]
-    baked.graph.node.extend(nodes)
-    graph.undo["original"] = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-    graph.undo["opset"] = any(graph.behind.values()) and not graph.opset
-    if graph.undo["opset"]:
-        baked.opset_import.append(helper.make_opsetid("", 11))
-    after = _run(baked, graph.folder, [target.tensor for target in targets], feed)
+    baked = graph.changed()
+    after = _run(baked, model.folder, [target.tensor for target in targets], feed)
     for target, (_, scale, offset) in zip(targets, applied, strict=True):
         pair = target.values, np.asarray(after[target.tensor])
         was, got = (np.moveaxis(part.astype(np.float64), target.axis, -1) for part in pair)
@@ -114,14 +143,14 @@ def bake(
     where, how = ", ".join(t.tensor for t in targets), " and ".join(how for how, *_ in applied)
     text = change.record(where=where, how=how, undo=graph.undo)
     baked.metadata_props.add(key=KEY, value=text)
-    return baked
+    return Model(baked, model.folder)
 
 
-def unbake(model: ModelProto) -> ModelProto:
+def unbake(model: Model) -> Model:
     """Return a copy as it was before baking, compared by its digest."""
     record = record_of(model)
     assert record is not None
-    undo, original = record.undo, ModelProto.FromString(model.SerializeToString())
+    undo, original = record.undo, ModelProto.FromString(model.proto.SerializeToString())
     graph = original.graph
     _keep(original.metadata_props, lambda entry: entry.key != KEY)
     _keep(graph.node, lambda node: not node.name.startswith(_OURS))
@@ -135,19 +164,19 @@ def unbake(model: ModelProto) -> ModelProto:
         for index, text in undo[kind].items():
             if int(index) < len(stored):  # else the digest tells
                 stored[int(index)].ParseFromString(base64.b64decode(text))
-    content = original.SerializeToString(deterministic=True)
-    if hashlib.sha256(content).hexdigest() != undo["original"]:
+    if _digest(original) != undo["original"]:
         raise InputError(
             "the model was changed after it was baked, so the original can't be given back exactly."
         )
-    return original
+    return Model(original, model.folder)
 
 
 class _Graph:
     """A model, its nodes, constants and values of its first run by name; and a copy to change."""
 
-    def __init__(self, model: ModelProto, folder: Path) -> None:
-        self.model, self.folder, self.nodes = model, str(folder), list(model.graph.node)
+    def __init__(self, source: Model) -> None:
+        model, self.folder = source
+        self.model, self.nodes = model, list(model.graph.node)
         self.index = {name: k for k, node in enumerate(self.nodes) for name in node.output if name}
         made = {name: self.nodes[k] for name, k in self.index.items()}
         self.makers = defaultdict(NodeProto, made)  # an input is made by a node without a type
@@ -164,8 +193,12 @@ class _Graph:
         # New nodes of the copy, by the node that they stand behind; -1 is the front.
         self.behind: dict[int, list[NodeProto]] = defaultdict(list)
         # What `unbake` needs beside the names: nodes and initializers as they were, by index.
-        self.undo: dict[str, Any] = {"nodes": {}, "initializers": {}}
+        self.undo: dict[str, Any] = {"nodes": {}, "initializers": {}, "original": _digest(model)}
         self.count = 0
+
+    def array(self, constant: str) -> NDArray[Any]:
+        """Return a constant."""
+        return np.asarray(to_array(self.constants[constant], str(self.folder)))
 
     def chain(self, tensor: str, operators: set[str]) -> list[str]:
         """Return a tensor and those that it comes from through nodes of these kinds."""
@@ -208,6 +241,18 @@ class _Graph:
         output = self.baked.graph.node[number].output
         output[list(output).index(tensor)] = name
         return number, name
+
+    def changed(self) -> ModelProto:
+        """Return the copy with its new nodes in their places."""
+        nodes = [*self.behind[-1]]
+        for number, node in enumerate(self.baked.graph.node):
+            nodes += [NodeProto.FromString(node.SerializeToString()), *self.behind[number]]
+        del self.baked.graph.node[:]
+        self.baked.graph.node.extend(nodes)
+        self.undo["opset"] = any(self.behind.values()) and not self.opset
+        if self.undo["opset"]:
+            self.baked.opset_import.append(helper.make_opsetid("", 11))
+        return self.baked
 
 
 @dataclass(frozen=True)
@@ -377,7 +422,7 @@ def _shift_bias(graph: _Graph, number: int, place: int, offset: FloatArray, dtyp
         new = graph.name("") if place < len(node.input) else graph.name()
         node.input[:] = [*node.input[:place], graph.constant(offset.astype(dtype), new)]
         return f"as a new bias of the {label}, which had none"
-    old = to_array(graph.constants[given], graph.folder)
+    old = graph.array(given)
     new = (old.astype(np.float64) + offset.reshape(old.shape)).astype(old.dtype)
     index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
     readers = sum(list(other.input).count(given) for other in graph.nodes)
@@ -411,7 +456,7 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     node = graph.nodes[target.layer]
     settings = _settings(node)
     if node.op_type in ("Gemm", "MatMul", "Conv") and node.input[1] in graph.constants:
-        weight = to_array(graph.constants[node.input[1]], graph.folder).astype(np.float64)
+        weight = graph.array(node.input[1]).astype(np.float64)
         weight *= settings.get("alpha", 1.0)
         if node.op_type != "Conv" and not settings.get("transB", 0):
             weight = np.moveaxis(weight, -1, 0)
@@ -420,7 +465,7 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     if target.bias is not None and (target.bias[0] == target.layer or len(node.input) < 3):
         holder, place = graph.nodes[target.bias[0]], target.bias[1]
         if place < len(holder.input):
-            bias = to_array(graph.constants[holder.input[place]], graph.folder)
+            bias = graph.array(holder.input[place])
             bias = bias.astype(np.float64).reshape(-1)
     return weight, bias
 
@@ -472,7 +517,7 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
         node = graph.makers[name]
         written = [values for key, values in _settings(node).items() if key in _LABELS and values]
         if node.op_type == "ArrayFeatureExtractor" and node.input[0] in graph.constants:
-            written.append(to_array(graph.constants[node.input[0]], graph.folder))
+            written.append(graph.array(node.input[0]))
         for values in written:
             if np.size(values) == width:
                 return np.array(values, dtype=object).reshape(-1)
@@ -524,7 +569,7 @@ def _random_inputs(graph: _Graph, size: int, width: int) -> dict[str, Any]:
 
 
 def _run(
-    model: ModelProto, folder: str, names: Sequence[str], feed: Mapping[str, Any]
+    model: ModelProto, folder: Path, names: Sequence[str], feed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run a model with onnxruntime on the CPU; return the named tensors, outputs or not."""
     names = list(dict.fromkeys(names))
@@ -536,51 +581,11 @@ def _run(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     key = "session.model_external_initializers_file_folder_path"
-    options.add_session_config_entry(key, str(Path(folder).resolve()))
+    options.add_session_config_entry(key, str(folder.resolve()))
     session = onnxruntime.InferenceSession(
         extended.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
-
-
-def _load(path: Path) -> tuple[ModelProto, list[Path]]:
-    """Read a model, and find the files beside it that hold its tensors; none may lie elsewhere."""
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # protobuf's own exceptions are not public
-        raise InputError(f"{path} is not an ONNX file: {error}.") from error
-    if not model.graph.node:
-        raise InputError(f"{path} is not an ONNX file: there is no graph in it.")
-    tensors = list(model.graph.initializer)
-    tensors += [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
-    entries = [entry for tensor in tensors for entry in tensor.external_data]
-    data = sorted({path.parent / entry.value for entry in entries if entry.key == "location"})
-    for file in data:
-        if not file.resolve().is_relative_to(path.parent.resolve()):
-            raise InputError(
-                f"the model's data file {file} lies outside its folder; save the model with its "
-                f"data beside it."
-            )
-        if not file.is_file():
-            raise InputError(f"the model keeps its weights in {file}, and there is no such file.")
-    return model, data
-
-
-def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> None:
-    """Write a model, with its external data where it goes to another folder."""
-    for there in data if source.resolve() != out.parent.resolve() else ():
-        here = out.parent / there.relative_to(source)
-        if not here.exists():
-            here.parent.mkdir(parents=True, exist_ok=True)
-            with files.atomic_path(here) as temporary:
-                shutil.copyfile(there, temporary)
-        elif files.sha256(here) != files.sha256(there):
-            raise InputError(
-                f"{here} exists with other content, but the model needs its data there; write to "
-                f"another folder."
-            )
-    with files.atomic_path(out) as temporary:
-        temporary.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _settings(node: NodeProto) -> dict[str, Any]:
@@ -591,3 +596,7 @@ def _keep(items: Any, wanted: Any) -> None:
     for place in reversed(range(len(items))):
         if not wanted(items[place]):
             del items[place]
+
+
+def _digest(model: ModelProto) -> str:
+    return files.sha256(model.SerializeToString(deterministic=True))
