@@ -216,7 +216,7 @@ def test_two_classes_with_one_output():
 
 def test_several_heads():
     model = network("y = MatMul(x, w) z = MatMul(x, b)", "float[] y, float[] z", b=2 * W)
-    with pytest.raises(InputError, match="more than one output can be meant: 'y', 'z'"):
+    with pytest.raises(InputError, match="more than one output is the softmax or the last"):
         bake_logit_adjustment(model, PRIOR)
     for names, shifts in ((["y", "z"], (LOG_PI, LOG_PI)), ("z", (0, LOG_PI))):
         y, z = run(there_and_back(model, PRIOR, output=names), x=X)

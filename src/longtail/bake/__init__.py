@@ -25,7 +25,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.bake._layers import BakeRecord, Change, refuse_foreign_records
+from longtail.bake._layers import BakeRecord, Change
 from longtail.posthoc import BiasMode, adjustment, normalize_weights
 from longtail.priors import ClassPrior
 
@@ -37,13 +37,13 @@ __all__ = [
     "unbake",
 ]
 
-# The module that bakes a kind of model, the extra that brings what it imports, and its options.
+# The module that bakes a kind of model, and the extra that brings what it imports.
 _BACKENDS = {
-    "onnx": ("_onnx", "onnx", {"output", "inputs"}),
-    "module": ("_torch", "torch", {"layer", "inputs"}),
-    "state": ("_state", "torch", {"layer"}),
-    "files": ("_files", "train", {"layer"}),
-    "sklearn": ("_sklearn", "sklearn", set[str]()),
+    "onnx": ("_onnx", "onnx"),
+    "module": ("_torch", "torch"),
+    "state": ("_state", "torch"),
+    "files": ("_files", "train"),
+    "sklearn": ("_sklearn", "sklearn"),
 }
 
 
@@ -174,12 +174,19 @@ def unbake(model: Any, *, out: Path | str | None = None, force: bool = False) ->
         >>> bool(unbake(baked).intercept_ == model.intercept_)
         True
     """
-    backend, _, opened = _open(model)
+    backend, opened = _open(model)
     target = _target(model, out, force)
-    with refuse_foreign_records():
-        if backend.record_of(opened) is None:
-            raise InputError(f"{_name(model)} is not baked: it has no record of an adjustment.")
+    if backend.record_of(opened) is None:
+        raise InputError(f"{_name(model)} is not baked: it has no record of an adjustment.")
+    try:
         changed = backend.unbake(opened)
+    except (InputError, OSError):
+        raise
+    except Exception as error:
+        raise InputError(
+            f"the record of baking in {_name(model)} was changed ({error}), so the original can't "
+            f"be given back."
+        ) from error
     return backend.save(changed, target) if hasattr(backend, "save") else changed
 
 
@@ -200,7 +207,7 @@ def bake_record(model: Any) -> BakeRecord | None:
         >>> bake_record(bake_logit_adjustment(model, ClassPrior.from_counts([3, 1]), tau=0.5))
         BakeRecord(method='logit_adjustment', tau=0.5, where='LogisticRegression', how='added ...)
     """
-    backend, _, opened = _open(model)
+    backend, opened = _open(model)
     found: BakeRecord | None = backend.record_of(opened)
     return found
 
@@ -208,13 +215,14 @@ def bake_record(model: Any) -> BakeRecord | None:
 def _bake(
     model: Any, change: Change, options: dict[str, Any], out: Path | str | None, force: bool
 ) -> Any:
-    backend, takes, opened = _open(model)
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
-        if name not in takes:
-            raise InputError(f"`{name}` is not for this kind of model; leave it out.")
-        if name != "inputs":
-            given[name] = [value] if isinstance(value, str) else list(value)
+    backend, opened = _open(model)
+    given = {
+        name: [value] if isinstance(value, str) else value
+        for name, value in options.items()
+        if value is not None
+    }
+    if given:
+        _checks.settings(given, backend.bake, of=f"baking {_name(model)}")
     target = _target(model, out, force)
     record = backend.record_of(opened)
     if record is not None:
@@ -230,8 +238,8 @@ def _name(model: Any) -> str:
     return str(model) if isinstance(model, str | Path) else f"the {type(model).__name__}"
 
 
-def _open(model: Any) -> tuple[Any, set[str], Any]:
-    """Return the module that bakes a kind of model, its options, and the model as it takes it."""
+def _open(model: Any) -> tuple[Any, Any]:
+    """Return the module that bakes this kind of model, and the model as it takes it."""
     homes = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
     path = Path(model) if isinstance(model, str | Path) else None
     if path is not None:
@@ -257,12 +265,12 @@ def _open(model: Any) -> tuple[Any, set[str], Any]:
             f"`model` must be a torch module or state dict, an ONNX model, a classifier of "
             f"scikit-learn, or the path of a model; got {type(model).__name__}."
         )
-    name, extra, options = _BACKENDS[kind]
+    name, extra = _BACKENDS[kind]
     try:
         backend = import_module(f"longtail.bake.{name}")
     except ModuleNotFoundError as error:
         backend = _checks.require(str(error.name), extra=extra)  # says how to install it
-    return backend, options, backend.load(path or model) if hasattr(backend, "load") else model
+    return backend, backend.load(path or model) if hasattr(backend, "load") else model
 
 
 def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:
@@ -274,8 +282,6 @@ def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:
     if out is None:
         raise InputError("`model` is a path, so pass `out=`, the file to write.")
     source, target = Path(model), Path(out)
-    if not target.parent.is_dir():
-        raise InputError(f"there is no folder {target.parent} to write to.")
     if target.is_dir() or (target.exists() and source.is_dir()):
         raise InputError(f"{target} exists; name a new file or folder.")
     if target.exists() and not force:

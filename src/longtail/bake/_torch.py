@@ -39,6 +39,7 @@ from longtail.margins import Margin
 from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice, log_probs
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_SOFTMAX = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d)
 
 
 def bake(model: Any, change: Change, *, layer: Sequence[str] = (), inputs: Any = None) -> Any:
@@ -194,10 +195,11 @@ def _check_end(model: Any, baked: Any, name: str, change: Change) -> None:
 
 
 def _chain(model: Any) -> list[Any]:
-    """Return the steps of a Sequential, in which others may stand; its loss is not one."""
+    """Return the steps of a Sequential, in which others may stand, but for softmax and loss."""
     if isinstance(model, nn.Sequential):
         return [step for part in model for step in _chain(part)]
-    return [] if type(model).__name__.endswith("Loss") else [model]
+    skipped = isinstance(model, _SOFTMAX) or type(model).__name__.endswith("Loss")
+    return [] if skipped else [model]
 
 
 def _check(
