@@ -345,10 +345,16 @@ def test_files_and_records(tmp_path):
     changed.graph.doc_string = "changed"
     with pytest.raises(InputError, match="was changed after it was baked"):
         unbake(changed)
-    for text in ("no JSON", "[1]", '{"format": 1}'):
+    foreign = (
+        '{"format": 4, "method": "a", "tau": %s, "where": "", "how": "", "settings": {}, "undo": 1}'
+    )
+    for text in ("no JSON", "[1]", '{"format": 1}', foreign % '"x"'):
         model.metadata_props[-1].CopyFrom(onnx.StringStringEntryProto(key=KEY, value=text))
         with pytest.raises(InputError, match=r"a record of baking, longtail\.baked, that"):
             bake_logit_adjustment(model, PRIOR)
+    model.metadata_props[-1].value = foreign % 1
+    with pytest.raises(InputError, match="the record of baking in the ModelProto was changed"):
+        unbake(model)
     path.write_bytes(b"no model")
     with pytest.raises(InputError, match="is not an ONNX file"):
         bake_logit_adjustment(path, PRIOR, out=tmp_path / "c.onnx")

@@ -257,6 +257,17 @@ def test_a_convolution_as_head():
     bake_logit_adjustment(nn.Sequential(model, nn.Softmax(1)), PRIOR, inputs=x)
 
 
+def test_a_layer_whose_weights_are_computed():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(20, 5))
+    model, x = (
+        nn.Sequential(network()[:2], nn.Linear(32, 20), layer, nn.Dropout()).eval(),
+        torch.randn(9, 20),
+    )
+    baked = bake_logit_adjustment(model, PRIOR)
+    np.testing.assert_allclose(outputs(baked, x), outputs(model, x) - LOG_PI, atol=1e-5)
+    same_bytes(unbake(baked).state_dict(), model.state_dict())
+
+
 class Scaled(nn.Module):
     """Multiplies the logits by a parameter."""
 

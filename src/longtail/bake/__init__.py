@@ -76,8 +76,8 @@ def bake_logit_adjustment(
             of an ONNX model, where the graph does not tell; a list for several heads.
         inputs: what to check the result on. For an ONNX model, arrays by name in place of random
             ones. For a torch module, what it is called with (a tensor, a tuple, or a dictionary
-            of keywords); without it only the last layer is run, so a module that may change the
-            logits behind that layer is refused or warned of.
+            of keywords); without it the last layer is run with what follows it in a Sequential,
+            and a warning says so if the module is anything else.
         out: the file or folder to write, if `model` is a path.
         force: replace `out` if it is a file that exists.
 

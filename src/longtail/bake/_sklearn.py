@@ -98,7 +98,7 @@ def record_of(model: Any) -> BakeRecord | None:
     classifier = final_estimator(model)
     text = getattr(classifier, BAKED, None)
     record = None if text is None else BakeRecord.from_json(text)
-    return record if record and is_intact(classifier, record.undo["baked"]) else None
+    return record if record and is_intact(classifier, record.undo.get("baked", {})) else None
 
 
 def _raw(array: Any) -> RawTensor:
