@@ -129,14 +129,11 @@ def bake(
     targets = _find(graph, change, output)
     with np.errstate(over="ignore"):  # the comparison finds what is not finite
         applied = [_apply(graph, target, change) for target in targets]
-    nodes, baked = [*graph.behind[-1]], graph.baked
-    for number, node in enumerate(baked.graph.node):
-        nodes += [NodeProto.FromString(node.SerializeToString()), *graph.behind[number]]
-    del baked.graph.node[:]
-    baked.graph.node.extend(nodes)
-    graph.undo["original"] = hashlib.sha256(
-        model.proto.SerializeToString(deterministic=True)
-    ).hexdigest()
+    baked, content = graph.baked, model.proto.SerializeToString(deterministic=True)
+    for number in sorted(graph.behind, reverse=True):
+        for node in reversed(graph.behind[number]):
+            baked.graph.node.insert(number + 1, node)
+    graph.undo["original"] = hashlib.sha256(content).hexdigest()
     graph.undo["opset"] = any(graph.behind.values()) and not graph.opset
     if graph.undo["opset"]:
         baked.opset_import.append(helper.make_opsetid("", 11))
@@ -144,8 +141,9 @@ def bake(
     for target, (_, scale, offset) in zip(targets, applied, strict=True):
         pair = target.values, np.asarray(after[target.tensor])
         was, got = (np.moveaxis(part.astype(np.float64), target.axis, -1) for part in pair)
-        wanted = (np.log(np.maximum(was, SMALLEST_PROB)) if target.probs else was) * scale + offset
-        wanted = softmax(wanted, axis=-1) if target.probs else wanted
+        wanted = was * scale + offset
+        if target.probs:
+            wanted = softmax(np.log(np.maximum(was, SMALLEST_PROB)) + offset, axis=-1)
         dtype, where = DTYPES[target.values.dtype.name], repr(target.tensor)
         close_enough(got, wanted, dtype=dtype, where=where)
     where, how = ", ".join(t.tensor for t in targets), " and ".join(how for how, *_ in applied)
