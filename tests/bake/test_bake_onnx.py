@@ -216,7 +216,7 @@ def test_two_classes_with_one_output():
 
 def test_several_heads():
     model = network("y = MatMul(x, w) z = MatMul(x, b)", "float[] y, float[] z", b=2 * W)
-    with pytest.raises(InputError, match="more than one output can be meant: 'y', 'z'"):
+    with pytest.raises(InputError, match="more than one output is the softmax or the last"):
         bake_logit_adjustment(model, PRIOR)
     for names, shifts in ((["y", "z"], (LOG_PI, LOG_PI)), ("z", (0, LOG_PI))):
         y, z = run(there_and_back(model, PRIOR, output=names), x=X)
@@ -345,10 +345,16 @@ def test_files_and_records(tmp_path):
     changed.graph.doc_string = "changed"
     with pytest.raises(InputError, match="was changed after it was baked"):
         unbake(changed)
-    for text in ("no JSON", "[1]", '{"format": 1}'):
+    foreign = (
+        '{"format": 4, "method": "a", "tau": %s, "where": "", "how": "", "settings": {}, "undo": 1}'
+    )
+    for text in ("no JSON", "[1]", '{"format": 1}', foreign % '"x"'):
         model.metadata_props[-1].CopyFrom(onnx.StringStringEntryProto(key=KEY, value=text))
         with pytest.raises(InputError, match=r"a record of baking, longtail\.baked, that"):
             bake_logit_adjustment(model, PRIOR)
+    model.metadata_props[-1].value = foreign % 1
+    with pytest.raises(InputError, match="the record of baking in the ModelProto was changed"):
+        unbake(model)
     path.write_bytes(b"no model")
     with pytest.raises(InputError, match="is not an ONNX file"):
         bake_logit_adjustment(path, PRIOR, out=tmp_path / "c.onnx")

@@ -76,7 +76,7 @@ def test_one_output_for_two_classes():
     prior, model = ClassPrior.from_counts([900, 100]), nn.Sequential(nn.Linear(4, 1))
     baked = bake_logit_adjustment(model, prior)
     np.testing.assert_allclose((baked[0].bias - model[0].bias).detach(), np.log(9), rtol=1e-6)
-    with pytest.raises(InputError, match="1 output; give one number per output"):
+    with pytest.raises(InputError, match=r"has 1 outputs, but .* is for two or more"):
         bake_weight_normalization(model, layer="0")
 
 
@@ -257,6 +257,17 @@ def test_a_convolution_as_head():
     bake_logit_adjustment(nn.Sequential(model, nn.Softmax(1)), PRIOR, inputs=x)
 
 
+def test_a_layer_whose_weights_are_computed():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(20, 5))
+    model, x = (
+        nn.Sequential(network()[:2], nn.Linear(32, 20), layer, nn.Dropout()).eval(),
+        torch.randn(9, 20),
+    )
+    baked = bake_logit_adjustment(model, PRIOR)
+    np.testing.assert_allclose(outputs(baked, x), outputs(model, x) - LOG_PI, atol=1e-5)
+    same_bytes(unbake(baked).state_dict(), model.state_dict())
+
+
 class Scaled(nn.Module):
     """Multiplies the logits by a parameter."""
 
@@ -277,12 +288,12 @@ class Scaled(nn.Module):
     ],
     ids=["layer norm", "batch norm", "scale"],
 )
-def test_norms_and_scales_behind_the_layer_need_inputs(model):
+def test_norms_and_scales_behind_the_layer_are_refused(model):
     if isinstance(model, Scaled):
         with pytest.warns(UserWarning, match=r"only layer body\.2 was checked"):
             bake_logit_adjustment(model, PRIOR)
     else:
-        with pytest.raises(InputError, match=r"is not the last step, since .* follows; pass `inp"):
+        with pytest.raises(InputError, match=r"layer 0\.2 does not give the adjusted logits"):
             bake_logit_adjustment(model, PRIOR)
     with pytest.raises(InputError, match="does not give the adjusted logits"):
         bake_logit_adjustment(model, PRIOR, inputs=torch.randn(30, 20))

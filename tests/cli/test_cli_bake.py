@@ -103,7 +103,7 @@ def test_tau_from_what_tune_printed(cli, files, refused):
     assert bake_record("b.onnx").tau == json.loads(document)["tau"]
     words = ["--method", "weight-normalization", "--tau-from", "tau.json", "-o", "c.onnx"]
     said = refused("bake", "m.onnx", *words)
-    assert "was chosen for logit adjustment, but --method is weight-normalization" in said
+    assert "was chosen for logit-adjustment, but --method is weight-normalization" in said
 
 
 def test_weight_normalization(cli, files, ok):
@@ -142,7 +142,7 @@ def test_a_run_with_another_head_is_refused(refused, tmp_path):
     writer = make_writer(tmp_path / "runs", make_spec(method="ldam"))
     writer.write_model({"fc.weight": WEIGHT})
     said = refused("bake", writer.finish().folder, "-o", "b.safetensors")
-    assert "has a cosine head, which takes no bias; export the model to ONNX" in said
+    assert "takes no bias, as of a cosine head; export the model to ONNX" in said
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.bake._change import BakeRecord, Change
+from longtail.bake._layers import BakeRecord, Change
 from longtail.posthoc import BiasMode, adjustment, normalize_weights
 from longtail.priors import ClassPrior
 
@@ -37,12 +37,12 @@ __all__ = [
     "unbake",
 ]
 
-# The module of each kind of model, and the extra that installs what it imports.
+# The module that bakes a kind of model, and the extra that brings what it imports.
 _BACKENDS = {
     "onnx": ("_onnx", "onnx"),
     "module": ("_torch", "torch"),
     "state": ("_state", "torch"),
-    "file": ("_state", "train"),
+    "files": ("_files", "train"),
     "sklearn": ("_sklearn", "sklearn"),
 }
 
@@ -76,8 +76,8 @@ def bake_logit_adjustment(
             of an ONNX model, where the graph does not tell; a list for several heads.
         inputs: what to check the result on. For an ONNX model, arrays by name in place of random
             ones. For a torch module, what it is called with (a tensor, a tuple, or a dictionary
-            of keywords); without it only the last layer is run, so a module that may change the
-            logits behind that layer is refused or warned of.
+            of keywords); without it the last layer is run with what follows it in a Sequential,
+            and a warning says so if the module is anything else.
         out: the file or folder to write, if `model` is a path.
         force: replace `out` if it is a file that exists.
 
@@ -100,7 +100,8 @@ def bake_logit_adjustment(
     if costs is not None:
         settings["costs"] = _checks.per_class(costs, name="costs").tolist()
     change = Change(float(tau), settings, len(shift), prior=prior, shift=shift)
-    return _bake(model, change, layer, output, inputs, out, force)
+    options = {"layer": layer, "output": output, "inputs": inputs}
+    return _bake(model, change, options, out, force)
 
 
 def bake_weight_normalization(
@@ -148,7 +149,8 @@ def bake_weight_normalization(
     # Checks tau and bias_mode before the model is opened.
     normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)
     change = Change(float(tau), settings, width, norms=known, bias_mode=bias_mode)
-    return _bake(model, change, layer, output, inputs, out, force)
+    options = {"layer": layer, "output": output, "inputs": inputs}
+    return _bake(model, change, options, out, force)
 
 
 def unbake(model: Any, *, out: Path | str | None = None, force: bool = False) -> Any:
@@ -172,14 +174,20 @@ def unbake(model: Any, *, out: Path | str | None = None, force: bool = False) ->
         >>> bool(unbake(baked).intercept_ == model.intercept_)
         True
     """
-    backend, _ = _open(model)
+    backend, opened = _open(model)
     target = _target(model, out, force)
-    if bake_record(model) is None:
+    if backend.record_of(opened) is None:
         raise InputError(f"{_name(model)} is not baked: it has no record of an adjustment.")
-    if target is None:
-        return backend.unbake(model)
-    backend.unbake_file(Path(model), target)
-    return target
+    try:
+        changed = backend.unbake(opened)
+    except (InputError, OSError):
+        raise
+    except Exception as error:
+        raise InputError(
+            f"the record of baking in {_name(model)} was changed ({error}), so the original can't "
+            f"be given back."
+        ) from error
+    return backend.save(changed, target) if hasattr(backend, "save") else changed
 
 
 def bake_record(model: Any) -> BakeRecord | None:
@@ -199,57 +207,46 @@ def bake_record(model: Any) -> BakeRecord | None:
         >>> bake_record(bake_logit_adjustment(model, ClassPrior.from_counts([3, 1]), tau=0.5))
         BakeRecord(method='logit_adjustment', tau=0.5, where='LogisticRegression', how='added ...)
     """
-    backend, _ = _open(model)
-    found = backend.record_of(Path(model) if isinstance(model, str) else model)
-    return found  # type: ignore[no-any-return]
+    backend, opened = _open(model)
+    found: BakeRecord | None = backend.record_of(opened)
+    return found
 
 
 def _bake(
-    model: Any, change: Change, layer: Any, output: Any, inputs: Any, out: Any, force: bool
+    model: Any, change: Change, options: dict[str, Any], out: Path | str | None, force: bool
 ) -> Any:
-    backend, kind = _open(model)
-    kinds = {
-        "layer": ("module", "state", "file"),
-        "output": ("onnx",),
-        "inputs": ("onnx", "module"),
+    backend, opened = _open(model)
+    given = {
+        name: [value] if isinstance(value, str) else value
+        for name, value in options.items()
+        if value is not None
     }
-    for name, value in (("layer", layer), ("output", output), ("inputs", inputs)):
-        if value is not None and kind not in kinds[name]:
-            raise InputError(f"`{name}` is not for this kind of model; leave it out.")
-    named = output if kind == "onnx" else layer
-    names = [named] if isinstance(named, str) else list(named or ())
-    target, record = _target(model, out, force), bake_record(model)
+    if given:
+        _checks.settings(given, backend.bake, of=f"baking {_name(model)}")
+    target = _target(model, out, force)
+    record = backend.record_of(opened)
     if record is not None:
         raise InputError(
             f"{_name(model)} is baked already: {record}, {record.how}; a second adjustment would "
             f"favour the rare classes twice. Undo the first with unbake, or --undo."
         )
-    if target is None:
-        return backend.bake(model, change, names, inputs)
-    backend.bake_file(Path(model), target, change, names, inputs)
-    return target
+    changed = backend.bake(opened, change, **given)
+    return backend.save(changed, target) if hasattr(backend, "save") else changed
 
 
 def _name(model: Any) -> str:
     return str(model) if isinstance(model, str | Path) else f"the {type(model).__name__}"
 
 
-def _open(model: Any) -> tuple[Any, str]:
-    """Return the module that bakes a model or path, importing what it needs, and its kind."""
+def _open(model: Any) -> tuple[Any, Any]:
+    """Return the module that bakes this kind of model, and the model as it takes it."""
     homes = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
     path = Path(model) if isinstance(model, str | Path) else None
-    if path is not None and path.is_dir():
-        kind = "file"
-        if not any(path.glob("model.safetensors*")) or not (path / "config.json").is_file():
-            raise InputError(
-                f"{path} is a folder without config.json and model.safetensors; name the model's "
-                f"file."
-            )
-    elif path is not None:
-        kind = "onnx" if path.suffix == ".onnx" else "file"
-        if not path.is_file():
+    if path is not None:
+        kind = "onnx" if path.suffix == ".onnx" and path.is_file() else "files"
+        if not path.is_file() and not path.is_dir():
             raise InputError(f"there is no file {path}.")
-        if path.suffix not in (".onnx", ".safetensors"):
+        if path.is_file() and path.suffix not in (".onnx", ".safetensors"):
             raise InputError(
                 f"{path} is neither an .onnx nor a .safetensors file, and pickles are never "
                 f"loaded; save the state dict with safetensors.torch.save_file, export to ONNX, or "
@@ -270,9 +267,10 @@ def _open(model: Any) -> tuple[Any, str]:
         )
     name, extra = _BACKENDS[kind]
     try:
-        return import_module(f"longtail.bake.{name}"), kind
+        backend = import_module(f"longtail.bake.{name}")
     except ModuleNotFoundError as error:
-        return _checks.require(str(error.name), extra=extra), kind  # says how to install it
+        backend = _checks.require(str(error.name), extra=extra)  # says how to install it
+    return backend, backend.load(path or model) if hasattr(backend, "load") else model
 
 
 def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:
@@ -284,8 +282,6 @@ def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:
     if out is None:
         raise InputError("`model` is a path, so pass `out=`, the file to write.")
     source, target = Path(model), Path(out)
-    if not target.parent.is_dir():
-        raise InputError(f"there is no folder {target.parent} to write to.")
     if target.is_dir() or (target.exists() and source.is_dir()):
         raise InputError(f"{target} exists; name a new file or folder.")
     if target.exists() and not force:

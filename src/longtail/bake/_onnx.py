@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -35,7 +35,7 @@ from onnx.numpy_helper import from_array, to_array
 from scipy.special import softmax
 
 from longtail._checks import FloatArray, InputError, listing
-from longtail.bake._change import DTYPES, KEY, BakeRecord, Change, close_enough
+from longtail.bake._layers import DTYPES, KEY, BakeRecord, Change, close_enough
 from longtail.posthoc import SMALLEST_PROB
 from longtail.runs import files
 
@@ -56,37 +56,72 @@ _OPEN_SIZES = (32, 64, 224, 8, 1)
 _MOST_NUMBERS = 400_000
 
 
-def record_of(model: ModelProto | Path) -> BakeRecord | None:
-    """Return the record in the metadata of a model or file."""
-    entries = (_load(model)[0] if isinstance(model, Path) else model).metadata_props
-    texts = [entry.value for entry in entries if entry.key == KEY]
+class Model(NamedTuple):
+    """A model, the folder in which its external data lie, and their files' names there."""
+
+    proto: ModelProto
+    folder: Path = Path()
+    data: Sequence[str] = ()
+
+
+def load(source: ModelProto | Path) -> Model:
+    """Open a model or file, whose data must lie in its folder."""
+    if isinstance(source, ModelProto):
+        return Model(source)
+    try:
+        model = onnx.load(str(source), load_external_data=False)
+    except Exception as error:  # protobuf's own exceptions are not public
+        raise InputError(f"{source} is not an ONNX file: {error}.") from error
+    if not model.graph.node:
+        raise InputError(f"{source} is not an ONNX file: there is no graph in it.")
+    tensors = list(model.graph.initializer)
+    tensors += [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
+    entries = [entry for tensor in tensors for entry in tensor.external_data]
+    data = sorted({entry.value for entry in entries if entry.key == "location"})
+    for file in (source.parent / name for name in data):
+        if not file.resolve().is_relative_to(source.parent.resolve()) or not file.is_file():
+            raise InputError(
+                f"the model's data file {file} is not there or lies outside its folder; save the "
+                f"model with its data beside it."
+            )
+    return Model(model, source.parent, data)
+
+
+def save(model: Model, out: Path | None) -> ModelProto | Path:
+    """Write a model, with its data where it goes to another folder; without `out` return it."""
+    if out is None:
+        return model.proto
+    for name in model.data:
+        there, here = model.folder / name, out.parent / name
+        if not here.exists():
+            here.parent.mkdir(parents=True, exist_ok=True)
+            with files.atomic_path(here) as temporary:
+                shutil.copyfile(there, temporary)
+        elif not here.samefile(there) and files.sha256(here) != files.sha256(there):
+            raise InputError(
+                f"{here} exists with other content, but the model needs its data there; write to "
+                f"another folder."
+            )
+    with files.atomic_path(out) as temporary:
+        temporary.write_bytes(model.proto.SerializeToString(deterministic=True))
+    return out
+
+
+def record_of(model: Model) -> BakeRecord | None:
+    """Return the record in the metadata."""
+    texts = [entry.value for entry in model.proto.metadata_props if entry.key == KEY]
     return BakeRecord.from_json(texts[0]) if texts else None
 
 
-def bake_file(
-    path: Path, out: Path, change: Change, output: Sequence[str], inputs: Mapping[str, Any] | None
-) -> None:
-    """Write a baked copy of a file."""
-    model, data = _load(path)
-    _write(bake(model, change, output, inputs, folder=path.parent), path.parent, data, out)
-
-
-def unbake_file(path: Path, out: Path) -> None:
-    """Write a copy as it was before baking."""
-    model, data = _load(path)
-    _write(unbake(model), path.parent, data, out)
-
-
 def bake(
-    model: ModelProto,
+    model: Model,
     change: Change,
-    output: Sequence[str],
-    inputs: Mapping[str, Any] | None,
     *,
-    folder: Path = Path(),
-) -> ModelProto:
+    output: Sequence[str] = (),
+    inputs: Mapping[str, Any] | None = None,
+) -> Model:
     """Return a baked copy, compared with the model by running both."""
-    graph = _Graph(model, folder)
+    graph = _Graph(model)
     unknown = [tensor for tensor in output if tensor not in graph.index]
     if unknown:
         raise InputError(f"there is no output {unknown[0]!r}; there is {listing(graph.outputs)}.")
@@ -94,34 +129,34 @@ def bake(
     targets = _find(graph, change, output)
     with np.errstate(over="ignore"):  # the comparison finds what is not finite
         applied = [_apply(graph, target, change) for target in targets]
-    nodes, baked = [*graph.behind[-1]], graph.baked
-    for number, node in enumerate(baked.graph.node):
-        nodes += [NodeProto.FromString(node.SerializeToString()), *graph.behind[number]]
-    del baked.graph.node[:]
-    baked.graph.node.extend(nodes)
-    graph.undo["original"] = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+    baked, content = graph.baked, model.proto.SerializeToString(deterministic=True)
+    for number in sorted(graph.behind, reverse=True):
+        for node in reversed(graph.behind[number]):
+            baked.graph.node.insert(number + 1, node)
+    graph.undo["original"] = hashlib.sha256(content).hexdigest()
     graph.undo["opset"] = any(graph.behind.values()) and not graph.opset
     if graph.undo["opset"]:
         baked.opset_import.append(helper.make_opsetid("", 11))
-    after = _run(baked, graph.folder, [target.tensor for target in targets], feed)
+    after = _run(baked, model.folder, [target.tensor for target in targets], feed)
     for target, (_, scale, offset) in zip(targets, applied, strict=True):
         pair = target.values, np.asarray(after[target.tensor])
         was, got = (np.moveaxis(part.astype(np.float64), target.axis, -1) for part in pair)
-        wanted = (np.log(np.maximum(was, SMALLEST_PROB)) if target.probs else was) * scale + offset
-        wanted = softmax(wanted, axis=-1) if target.probs else wanted
+        wanted = was * scale + offset
+        if target.probs:
+            wanted = softmax(np.log(np.maximum(was, SMALLEST_PROB)) + offset, axis=-1)
         dtype, where = DTYPES[target.values.dtype.name], repr(target.tensor)
         close_enough(got, wanted, dtype=dtype, where=where)
     where, how = ", ".join(t.tensor for t in targets), " and ".join(how for how, *_ in applied)
     text = change.record(where=where, how=how, undo=graph.undo)
     baked.metadata_props.add(key=KEY, value=text)
-    return baked
+    return model._replace(proto=baked)
 
 
-def unbake(model: ModelProto) -> ModelProto:
+def unbake(model: Model) -> Model:
     """Return a copy as it was before baking, compared by its digest."""
     record = record_of(model)
     assert record is not None
-    undo, original = record.undo, ModelProto.FromString(model.SerializeToString())
+    undo, original = record.undo, ModelProto.FromString(model.proto.SerializeToString())
     graph = original.graph
     _keep(original.metadata_props, lambda entry: entry.key != KEY)
     _keep(graph.node, lambda node: not node.name.startswith(_OURS))
@@ -140,14 +175,16 @@ def unbake(model: ModelProto) -> ModelProto:
         raise InputError(
             "the model was changed after it was baked, so the original can't be given back exactly."
         )
-    return original
+    return model._replace(proto=original)
 
 
 class _Graph:
     """A model, its nodes, constants and values of its first run by name; and a copy to change."""
 
-    def __init__(self, model: ModelProto, folder: Path) -> None:
-        self.model, self.folder, self.nodes = model, str(folder), list(model.graph.node)
+    def __init__(self, source: Model) -> None:
+        model, self.folder, _ = source
+        self.model = model
+        self.nodes = list(model.graph.node)
         self.index = {name: k for k, node in enumerate(self.nodes) for name in node.output if name}
         made = {name: self.nodes[k] for name, k in self.index.items()}
         self.makers = defaultdict(NodeProto, made)  # an input is made by a node without a type
@@ -155,6 +192,7 @@ class _Graph:
         for node in self.nodes:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 self.constants[node.output[0]] = node.attribute[0].t
+        self.sizes = {name: math.prod(tensor.dims) for name, tensor in self.constants.items()}
         self.outputs = [info.name for info in model.graph.output]
         opsets = {item.domain: item.version for item in model.opset_import}
         self.opset = max(opsets.get("", 0), opsets.get("ai.onnx", 0))
@@ -166,6 +204,10 @@ class _Graph:
         # What `unbake` needs beside the names: nodes and initializers as they were, by index.
         self.undo: dict[str, Any] = {"nodes": {}, "initializers": {}}
         self.count = 0
+
+    def array(self, constant: str) -> NDArray[Any]:
+        """Return a constant."""
+        return np.asarray(to_array(self.constants[constant], str(self.folder)))
 
     def chain(self, tensor: str, operators: set[str]) -> list[str]:
         """Return a tensor and those that it comes from through nodes of these kinds."""
@@ -239,18 +281,14 @@ def _find(graph: _Graph, change: Change, output: Sequence[str]) -> list[_Target]
                 f"{name!r} holds neither logits nor plain probabilities, one per class; name the "
                 f"scores that it is made of."
             )
-    if not found:
+    if len(found) != 1 and not output:
         wanted = "" if change.num_classes is None else f" of {change.num_classes} classes"
         shapes = (f"{name!r} {np.shape(graph.values[name])}" for name in graph.outputs)
         raise InputError(
-            f"no output is the softmax or the last linear layer{wanted}, or the probabilities of a "
-            f"converted classifier; the model has {listing(shapes)}. If one of them, or a tensor "
-            f"inside, holds the logits, name it with `output=`."
-        )
-    if len(found) > 1 and not output:
-        names = listing(repr(target.tensor) for target in found.values())
-        raise InputError(
-            f"more than one output can be meant: {names}; name one with `output=`, or several."
+            f"{'more than one' if found else 'no'} output is the softmax or the last linear layer"
+            f"{wanted}, or the probabilities of a converted classifier; the model has "
+            f"{listing(shapes)}. If one of them, or a tensor inside, holds the logits, name it "
+            f"with `output=`, or several."
         )
     return list(found.values())
 
@@ -267,7 +305,8 @@ def _target(graph: _Graph, name: str, change: Change, *, named: bool) -> _Target
         width = 1 if two else array.shape[axis]
         # Before opset 13 a softmax runs over all axes from there on.
         plain = change.fits(width) and (graph.opset >= 13 or axis == array.ndim - 1)
-        return _layer(graph, maker.input[0], axis, width) if plain else None
+        plain = plain and bool(graph.chain(maker.input[0], _SAME))  # not of an input
+        return _logits(graph, maker.input[0], axis, width) if plain else None
     if graph.converted and change.shift is not None:
         for part in graph.chain(name, _SHOWS):
             rows, maker = np.asarray(graph.values[part]), graph.makers[part]
@@ -283,8 +322,8 @@ def _target(graph: _Graph, name: str, change: Change, *, named: bool) -> _Target
         axes = [1 if maker.op_type == "Conv" else array.ndim - 1]
     if array.dtype.name not in DTYPES or (len(axes) != 1 and array.ndim != 1):
         return None
-    width = array.shape[axes[0]] if axes else 1
-    target = _layer(graph, name, axes[0] if axes else 0, width)
+    axis, width = (axes[0], array.shape[axes[0]]) if axes else (0, 1)
+    target = _logits(graph, name, axis, width)
     if not change.fits(width) or (target.layer is None and not named):
         return None
     if target.layer is None and width > 1:
@@ -296,32 +335,26 @@ def _target(graph: _Graph, name: str, change: Change, *, named: bool) -> _Target
     return target
 
 
-def _layer(graph: _Graph, tensor: str, axis: int, width: int) -> _Target:
+def _logits(graph: _Graph, tensor: str, axis: int, width: int) -> _Target:
     """Return the target of logits, with their layer and its plain bias if it has them."""
     tensor = graph.chain(tensor, _SAME)[-1]
     # A mean or a part of two logits is no margin.
     behind = graph.chain(tensor, _RESHAPES | _ROUNDS | (_MEANS if width > 1 else set()))
-    place, node = behind[-1], graph.makers[behind[-1]]
+    number, node = graph.index[behind[-1]], graph.makers[behind[-1]]
     layer, bias = None, None
     if node.op_type in _LINEAR:
-        layer = graph.index[place]
-        if node.op_type == "Conv" or (node.op_type == "Gemm" and graph.opset >= 11):
-            bias = (layer, 2)
+        layer, given = number, "".join(node.input[2:3])
+        takes = node.op_type == "Conv" or (node.op_type == "Gemm" and graph.opset >= 11)
+        if takes and _settings(node).get("beta", 1.0) == 1:
+            bias = (number, 2) if not given or graph.sizes.get(given) == width else None
     elif node.op_type == "Add":
         for side in (0, 1):
-            constant = graph.constants.get(node.input[side])
+            added = graph.sizes.get(node.input[side]) == width
             inner = graph.chain(node.input[1 - side], {"Cast", "Mul"})[-1:]
-            added = constant is not None and math.prod(constant.dims) == width
             if added and inner and graph.makers[inner[0]].op_type in _LINEAR:
-                layer, bias = graph.index[inner[0]], (graph.index[place], side)
-    if bias is not None:
-        node = graph.nodes[bias[0]]
-        given = node.input[bias[1]] if bias[1] < len(node.input) else ""
-        constant = graph.constants.get(given)
-        plain = constant is not None and math.prod(constant.dims) == width
-        rounded = any(graph.makers[name].op_type in _ROUNDS for name in behind)
-        if rounded or _settings(node).get("beta", 1.0) != 1 or (given and not plain):
-            bias = None
+                layer, bias = graph.index[inner[0]], (number, side)
+    if any(graph.makers[name].op_type in _ROUNDS for name in behind):
+        bias = None
     return _Target(tensor, np.asarray(graph.values[tensor]), axis, width, layer, bias)
 
 
@@ -339,45 +372,45 @@ def _apply(graph: _Graph, target: _Target, change: Change) -> tuple[str, FloatAr
     if change.bias_mode != "scale" and bias is None:
         raise InputError("the bias of the layer can't be told apart; use bias_mode='scale'.")
     scale, offset = change.affine(target.width, weight, bias)
-    layer = None if target.layer is None else graph.baked.graph.node[target.layer]
     if target.probs:
         _add_to_probs(graph, target, offset)
-        return f"added to the logarithms of the probabilities {target.tensor}", scale, offset
-    if layer is not None and layer.op_type == "LinearClassifier":
+        how = f"added to the logarithms of the probabilities {target.tensor}"
+    elif target.layer is not None and graph.nodes[target.layer].op_type == "LinearClassifier":
         if target.width == 2:  # two margins, -d and d
             offset = np.diff(offset) * [-1, 1]
-        content = layer.SerializeToString(deterministic=True)
+        node = graph.baked.graph.node[target.layer]
+        content = node.SerializeToString(deterministic=True)
         graph.undo["nodes"][target.layer] = base64.b64encode(content).decode()
-        intercepts = np.array(_settings(layer).get("intercepts", 0.0)) + offset
-        _keep(layer.attribute, lambda item: item.name != "intercepts")
-        layer.attribute.append(helper.make_attribute("intercepts", intercepts.tolist()))
-        return "added to the intercepts of the LinearClassifier", scale, offset
-    bias_at = target.bias if change.shift is not None else None
-    start = target.tensor if bias_at is None else graph.nodes[bias_at[0]].output[0]
-    if len(graph.outputs) > 1:
-        _refuse_labels(graph, target, start)
-    if bias_at is not None:
-        return _shift_bias(graph, *bias_at, offset, target.values.dtype), scale, offset
-    steps = [("Mul", scale)] if np.any(scale != 1) else []
-    steps += [("Add", offset)] if offset.any() or not steps else []
-    behind, name = graph.detach(target.tensor)
-    for number, (operator, values) in enumerate(steps, 1):
-        constant = graph.constant(target.by_class(values).astype(target.values.dtype))
-        made = target.tensor if number == len(steps) else ""
-        name = graph.insert(behind, operator, [name, constant], made)
-    return f"by {' and '.join(step for step, _ in steps)} behind {target.tensor}", scale, offset
+        intercepts = np.array(_settings(node).get("intercepts", 0.0)) + offset
+        _keep(node.attribute, lambda item: item.name != "intercepts")
+        node.attribute.append(helper.make_attribute("intercepts", intercepts.tolist()))
+        how = "added to the intercepts of the LinearClassifier"
+    elif target.bias is not None and change.shift is not None:
+        _refuse_labels(graph, target, graph.nodes[target.bias[0]].output[0])
+        how = _add_to_bias(graph, *target.bias, offset, target.values.dtype)
+    else:
+        _refuse_labels(graph, target, target.tensor)
+        steps = [("Mul", scale)] if np.any(scale != 1) else []
+        steps += [("Add", offset)] if offset.any() or not steps else []
+        behind, name = graph.detach(target.tensor)
+        for operator, values in steps:
+            constant = graph.constant(target.by_class(values).astype(target.values.dtype))
+            made = target.tensor if operator == steps[-1][0] else ""
+            name = graph.insert(behind, operator, [name, constant], made)
+        how = f"by {' and '.join(step for step, _ in steps)} behind {target.tensor}"
+    return how, scale, offset
 
 
-def _shift_bias(graph: _Graph, number: int, place: int, offset: FloatArray, dtype: Any) -> str:
+def _add_to_bias(graph: _Graph, number: int, place: int, offset: FloatArray, dtype: Any) -> str:
     """Add to the constant that a layer adds, or give the layer one; return what was done."""
     node, stored = graph.baked.graph.node[number], graph.baked.graph.initializer
     label = f"{node.op_type} {node.name or node.output[0]}"
     given = node.input[place] if place < len(node.input) else ""
     if not given:
-        new = graph.name("") if place < len(node.input) else graph.name()
-        node.input[:] = [*node.input[:place], graph.constant(offset.astype(dtype), new)]
+        name = graph.name("") if place < len(node.input) else graph.name()
+        node.input[:] = [*node.input[:place], graph.constant(offset.astype(dtype), name)]
         return f"as a new bias of the {label}, which had none"
-    old = to_array(graph.constants[given], graph.folder)
+    old = graph.array(given)
     new = (old.astype(np.float64) + offset.reshape(old.shape)).astype(old.dtype)
     index = {tensor.name: k for k, tensor in enumerate(stored)}.get(given)
     readers = sum(list(other.input).count(given) for other in graph.nodes)
@@ -392,6 +425,8 @@ def _shift_bias(graph: _Graph, number: int, place: int, offset: FloatArray, dtyp
 
 def _refuse_labels(graph: _Graph, target: _Target, start: str) -> None:
     """Refuse an output that names the class of the largest score, and would not any more."""
+    if len(graph.outputs) == 1:
+        return
     rows = np.moveaxis(target.values, target.axis, -1)
     winners = rows.argmax(-1).ravel() if target.width > 1 else (rows > 0).ravel()
     for name in set(graph.outputs) - graph.reached(start):
@@ -411,17 +446,14 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
     node = graph.nodes[target.layer]
     settings = _settings(node)
     if node.op_type in ("Gemm", "MatMul", "Conv") and node.input[1] in graph.constants:
-        weight = to_array(graph.constants[node.input[1]], graph.folder).astype(np.float64)
-        weight *= settings.get("alpha", 1.0)
+        weight = graph.array(node.input[1]).astype(np.float64) * settings.get("alpha", 1.0)
         if node.op_type != "Conv" and not settings.get("transB", 0):
             weight = np.moveaxis(weight, -1, 0)
         weight = weight if len(weight) == target.width else None
     # If an Add has the bias, there must not be another inside the layer.
     if target.bias is not None and (target.bias[0] == target.layer or len(node.input) < 3):
-        holder, place = graph.nodes[target.bias[0]], target.bias[1]
-        if place < len(holder.input):
-            bias = to_array(graph.constants[holder.input[place]], graph.folder)
-            bias = bias.astype(np.float64).reshape(-1)
+        given = graph.nodes[target.bias[0]].input[target.bias[1] :][:1]
+        bias = graph.array(given[0]).astype(np.float64).reshape(-1) if given else None
     return weight, bias
 
 
@@ -472,7 +504,7 @@ def _class_labels(graph: _Graph, label: str, width: int) -> NDArray[Any] | None:
         node = graph.makers[name]
         written = [values for key, values in _settings(node).items() if key in _LABELS and values]
         if node.op_type == "ArrayFeatureExtractor" and node.input[0] in graph.constants:
-            written.append(to_array(graph.constants[node.input[0]], graph.folder))
+            written.append(graph.array(node.input[0]))
         for values in written:
             if np.size(values) == width:
                 return np.array(values, dtype=object).reshape(-1)
@@ -524,7 +556,7 @@ def _random_inputs(graph: _Graph, size: int, width: int) -> dict[str, Any]:
 
 
 def _run(
-    model: ModelProto, folder: str, names: Sequence[str], feed: Mapping[str, Any]
+    model: ModelProto, folder: Path, names: Sequence[str], feed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run a model with onnxruntime on the CPU; return the named tensors, outputs or not."""
     names = list(dict.fromkeys(names))
@@ -536,51 +568,11 @@ def _run(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     key = "session.model_external_initializers_file_folder_path"
-    options.add_session_config_entry(key, str(Path(folder).resolve()))
+    options.add_session_config_entry(key, str(folder.resolve()))
     session = onnxruntime.InferenceSession(
         extended.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
-
-
-def _load(path: Path) -> tuple[ModelProto, list[Path]]:
-    """Read a model, and find the files beside it that hold its tensors; none may lie elsewhere."""
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # protobuf's own exceptions are not public
-        raise InputError(f"{path} is not an ONNX file: {error}.") from error
-    if not model.graph.node:
-        raise InputError(f"{path} is not an ONNX file: there is no graph in it.")
-    tensors = list(model.graph.initializer)
-    tensors += [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
-    entries = [entry for tensor in tensors for entry in tensor.external_data]
-    data = sorted({path.parent / entry.value for entry in entries if entry.key == "location"})
-    for file in data:
-        if not file.resolve().is_relative_to(path.parent.resolve()):
-            raise InputError(
-                f"the model's data file {file} lies outside its folder; save the model with its "
-                f"data beside it."
-            )
-        if not file.is_file():
-            raise InputError(f"the model keeps its weights in {file}, and there is no such file.")
-    return model, data
-
-
-def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> None:
-    """Write a model, with its external data where it goes to another folder."""
-    for there in data if source.resolve() != out.parent.resolve() else ():
-        here = out.parent / there.relative_to(source)
-        if not here.exists():
-            here.parent.mkdir(parents=True, exist_ok=True)
-            with files.atomic_path(here) as temporary:
-                shutil.copyfile(there, temporary)
-        elif files.sha256(here) != files.sha256(there):
-            raise InputError(
-                f"{here} exists with other content, but the model needs its data there; write to "
-                f"another folder."
-            )
-    with files.atomic_path(out) as temporary:
-        temporary.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _settings(node: NodeProto) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sklearn.linear_model._base import LinearClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from longtail._checks import InputError
-from longtail.bake._change import (
+from longtail.bake._layers import (
     DTYPES,
     FLOATS,
     BakeRecord,
@@ -24,13 +24,13 @@ from longtail.bake._change import (
     RawTensor,
     bake_layer,
     close_enough,
-    original_tensors,
+    unbake_layers,
 )
 from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice
 from longtail.sklearn._scores import BAKED, PARTS, final_estimator, is_intact
 
 
-def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> Any:
+def bake(model: Any, change: Change) -> Any:
     """Return a baked copy."""
     classifier = final_estimator(model)
     name = type(classifier).__name__
@@ -59,17 +59,16 @@ def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> 
     # Without fit_intercept some classifiers keep the number 0.0, others an array.
     number = isinstance(classifier.intercept_, float)
     bias = np.full(len(weight), classifier.intercept_) if number else classifier.intercept_
-    new = bake_layer(name, _raw(weight), _raw(bias), change)
+    tensors, undo, how = bake_layer(name, _raw(weight), _raw(bias), change)
     after = final_estimator(baked)
-    for part, tensor in new.tensors.items():
+    for part, tensor in tensors.items():
         setattr(after, PARTS[part], _array(tensor))
         setattr(plain, PARTS[part], _array(tensor))
     scale, offset = change.affine(len(weight), weight, bias)
     got = np.asarray(plain.decision_function(rows), np.float64).reshape(len(rows), -1)
     close_enough(got, old * scale + offset, dtype=DTYPES[weight.dtype.name], where=name)
-    how = new.how.replace("weight", "coefficients").replace("bias", "intercepts")
-    undo = {**new.undo, "number": number}
-    setattr(after, BAKED, change.record(where=name, how=how, undo=undo))
+    how = how.replace("weight", "coefficients").replace("bias", "intercepts")
+    setattr(after, BAKED, change.record(where=name, how=how, undo={**undo, "number": number}))
     if change.prior is not None:
         text = adjusted_twice(classifier, change.prior, tau=change.tau)
         if text is not None:
@@ -82,8 +81,11 @@ def unbake(model: Any) -> Any:
     restored = copy.deepcopy(model)
     classifier = final_estimator(restored)
     undo = BakeRecord.from_json(getattr(classifier, BAKED)).undo
-    now = {part: _raw(getattr(classifier, PARTS[part])) for part in undo["baked"]}
-    for part, tensor in original_tensors(undo, now).items():
+
+    def read(part: str) -> RawTensor:
+        return _raw(getattr(classifier, PARTS[part]))
+
+    for part, tensor in unbake_layers({"": undo}, read).items():
         array = _array(tensor)
         number = part == "bias" and undo["number"]
         setattr(classifier, PARTS[part], float(array[0]) if number else array)
@@ -96,7 +98,7 @@ def record_of(model: Any) -> BakeRecord | None:
     classifier = final_estimator(model)
     text = getattr(classifier, BAKED, None)
     record = None if text is None else BakeRecord.from_json(text)
-    return record if record and is_intact(classifier, record.undo["baked"]) else None
+    return record if record and is_intact(classifier, record.undo.get("baked", {})) else None
 
 
 def _raw(array: Any) -> RawTensor:

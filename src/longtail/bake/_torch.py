@@ -1,4 +1,4 @@
-"""Baking torch modules: the last linear layer gets a new bias (and weight).
+"""Baking torch modules and state dicts: the last linear layer gets a new bias (and weight).
 
 The record is an attribute of the module, in the metadata of its state dict (where it adds no key,
 so that the plain network loads it) and, in a model of transformers, in `model.config`, which
@@ -20,7 +20,7 @@ from scipy.special import log_softmax
 from torch import Tensor, nn
 
 from longtail._checks import InputError, as_numpy
-from longtail.bake._change import (
+from longtail.bake._layers import (
     ATTRIBUTE,
     DTYPES,
     EPS,
@@ -30,42 +30,39 @@ from longtail.bake._change import (
     RawTensor,
     bake_layers,
     close_enough,
-    original_layers,
+    label_of,
+    unbake_layers,
+    warn_of_new_biases,
 )
 from longtail.losses import PairwiseMarginLoss
 from longtail.margins import Margin
 from longtail.posthoc import AdjustedTwiceWarning, adjusted_twice, log_probs
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_HARMLESS = (
-    *(nn.Softmax, nn.LogSoftmax, nn.Softmax2d),
-    *(nn.Identity, nn.Dropout, nn.Flatten, nn.Sequential),
-)
+_SOFTMAX = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d)
 
 
-def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
+def bake(model: Any, change: Change, *, layer: Sequence[str] = (), inputs: Any = None) -> Any:
     """Return a baked copy of a module, checked on `inputs` or, without them, layer by layer."""
-    modules: dict[str, Any] = {
-        name: part for name, part in model.named_modules() if isinstance(part, _LAYERS)
-    }
-    sizes = {name: (part.weight.shape[0], part.weight.shape[1]) for name, part in modules.items()}
-    made, text = bake_layers(sizes, partial(_read, model), change, layers, ordered=True)
+    layers = {name: part for name, part in model.named_modules() if isinstance(part, _LAYERS)}
+    sizes = {name: part.weight.shape for name, part in layers.items()}
+    tensors, record, without = bake_layers(
+        sizes, partial(_read, model), change, layer, ordered=True
+    )
     baked = copy.deepcopy(model)
-    for name, new in made.items():
-        after = baked.get_submodule(name)
-        for part, tensor in new.tensors.items():
-            _put(after, part, tensor)
-        if inputs is None:
-            _check_layer(modules[name], after, change, new.label)
-            _check_order(model, name, new.label)
-        if hasattr(model, "save_pretrained"):
-            new.warn_of_new_bias()
+    for name, tensor in tensors.items():
+        _put(baked, name, tensor)
+    names = list(dict.fromkeys(name.rpartition(".")[0] for name in tensors))
+    for name in names if inputs is None else ():
+        _check_end(model, baked, name, change)
     if inputs is not None:
-        _check_whole(model, baked, [modules[name] for name in made], inputs, change)
-    setattr(baked, ATTRIBUTE, text)
+        _check(model, baked, [layers[name] for name in names], inputs, change, "the model")
+    if hasattr(model, "save_pretrained"):
+        warn_of_new_biases(without)
+    setattr(baked, ATTRIBUTE, record)
     baked.register_state_dict_post_hook(_WriteMetadata())
     if hasattr(getattr(baked, "config", None), "to_json_string"):  # of transformers
-        setattr(baked.config, ATTRIBUTE, text)
+        setattr(baked.config, ATTRIBUTE, record)
     _warn_of_losses(model, change)
     return baked
 
@@ -73,16 +70,13 @@ def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
 def unbake(model: Any) -> Any:
     """Return a copy of a module with the original weights."""
     restored = copy.deepcopy(model)
-    while (found := _marked(restored)) is not None:
-        part, text = found
-        before = original_layers(BakeRecord.from_json(text), partial(_read, part))
-        for name, tensor in before.items():
-            layer, _, piece = name.rpartition(".")
-            _put(part.get_submodule(layer), piece, tensor)
-        if hasattr(part, ATTRIBUTE):
-            delattr(part, ATTRIBUTE)
-        if hasattr(getattr(part, "config", None), ATTRIBUTE):
-            delattr(part.config, ATTRIBUTE)
+    for part, text in _records(restored):
+        layers = BakeRecord.from_json(text).undo["layers"]
+        for name, tensor in unbake_layers(layers, partial(_read, part)).items():
+            _put(part, name, tensor)
+        for holder in (part, getattr(part, "config", None)):
+            if hasattr(holder, ATTRIBUTE):
+                delattr(holder, ATTRIBUTE)
         for key, hook in list(part._state_dict_hooks.items()):
             if isinstance(hook, _WriteMetadata):
                 del part._state_dict_hooks[key]
@@ -91,20 +85,18 @@ def unbake(model: Any) -> Any:
 
 def record_of(model: Any) -> BakeRecord | None:
     """Return the record in a module."""
-    found = _marked(model)
-    return None if found is None else BakeRecord.from_json(found[1])
+    return next((BakeRecord.from_json(text) for _, text in _records(model)), None)
 
 
-def _marked(model: Any) -> tuple[Any, str] | None:
-    """Return the baked module, which may stand inside another one, and its record.
+def _records(model: Any) -> list[tuple[Any, str]]:
+    """Return the baked modules, which may stand inside another one, and their records.
 
     A model that transformers saved and loaded again has it in its configuration alone.
     """
-    for part in model.modules():
-        if hasattr(part, ATTRIBUTE):
-            return part, getattr(part, ATTRIBUTE)
+    parts = [part for part in model.modules() if hasattr(part, ATTRIBUTE)]
     text = getattr(getattr(model, "config", None), ATTRIBUTE, None)
-    return (model, text) if isinstance(text, str) else None
+    alone = [(model, text)] if isinstance(text, str) else []
+    return [(part, getattr(part, ATTRIBUTE)) for part in parts] or alone
 
 
 class _WriteMetadata:
@@ -122,6 +114,25 @@ class _WriteMetadata:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+def _read(model: Any, name: str) -> RawTensor | None:
+    """Return a parameter by its name; None for a bias that is not there."""
+    layer, _, part = name.rpartition(".")
+    tensor = getattr(model.get_submodule(layer), part)
+    return None if tensor is None else raw(tensor)
+
+
+def _put(model: Any, name: str, stored: RawTensor | None) -> None:
+    """Replace a parameter by a new one, since the old may be shared with another layer."""
+    path, _, part = name.rpartition(".")
+    layer = model.get_submodule(path)
+    if stored is None:
+        layer.register_parameter(part, None)
+        return
+    like = layer.weight if getattr(layer, part) is None else getattr(layer, part)
+    new = nn.Parameter(tensor_of(stored, like), requires_grad=like.requires_grad)
+    setattr(layer, part, new)
+
+
 def raw(tensor: Tensor) -> RawTensor:
     """Return a tensor as bytes."""
     plain = tensor.detach().cpu().contiguous()
@@ -135,23 +146,6 @@ def tensor_of(stored: RawTensor, like: Tensor) -> Tensor:
     name = next(key for key, kind in DTYPES.items() if kind == stored.dtype)
     data = torch.frombuffer(bytearray(stored.data), dtype=torch.uint8)
     return data.view(getattr(torch, name)).reshape(stored.shape).to(like.device)
-
-
-def _read(model: Any, name: str) -> RawTensor | None:
-    """Return a parameter by its name; None for a bias that is not there."""
-    layer, _, part = name.rpartition(".")
-    tensor = getattr(model.get_submodule(layer), part)
-    return None if tensor is None else raw(tensor)
-
-
-def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
-    """Replace a parameter by a new one, since the old may be shared with another layer."""
-    if stored is None:
-        layer.register_parameter(part, None)
-        return
-    like = layer.weight if getattr(layer, part) is None else getattr(layer, part)
-    new = nn.Parameter(tensor_of(stored, like), requires_grad=like.requires_grad)
-    setattr(layer, part, new)
 
 
 def _warn_of_losses(model: Any, change: Change) -> None:
@@ -174,54 +168,56 @@ def _warn_of_losses(model: Any, change: Change) -> None:
             )
 
 
-def _check_layer(before: Any, after: Any, change: Change, label: str) -> None:
-    """Compare a layer with its baked copy on random features."""
-    weight = before.weight
-    shape: tuple[int, ...] = (64, weight.shape[1])
-    if weight.ndim > 2:
-        extents = (
-            step * size for step, size in zip(before.dilation, before.kernel_size, strict=True)
-        )
-        shape = (8, before.in_channels, *extents)
-    random = torch.Generator().manual_seed(0)
-    features = torch.randn(shape, generator=random).to(weight.device, weight.dtype)
-    with torch.no_grad():
-        _compare(before(features), after(features), before, change, label)
+def _check_end(model: Any, baked: Any, name: str, change: Change) -> None:
+    """Compare a layer, with what follows it in a Sequential, on random features.
 
-
-def _check_order(model: Any, name: str, label: str) -> None:
-    """Refuse a layer that is not the last of a Sequential; warn where only running would tell."""
-    parts = dict(model.named_modules())
-    later = list(parts.values())[list(parts).index(name) + 1 :]
-    found = [type(p).__name__ for p in later if not isinstance(p, _HARMLESS)]
-    found = [kind for kind in found if not kind.endswith("Loss")]
-    steps = name.split(".") if name else []
-    around = [parts[".".join(steps[:k])] for k in range(len(steps))]
-    if not all(isinstance(part, nn.Sequential) for part in around):
+    Only running the model would tell what else does with the layer's outputs.
+    """
+    layer, label = model.get_submodule(name), label_of(name)
+    before, after = [layer], [baked.get_submodule(name)]
+    chain = _chain(model)
+    places = [k for k, part in enumerate(chain) if part is layer]
+    if places:
+        before, after = chain[places[-1] :], _chain(baked)[places[-1] :]
+    else:
         warnings.warn(
             f"only {label} was checked, since what the model does behind it shows only when it "
             f"runs; pass `inputs=`, what the model is called with, to check the whole of it.",
             stacklevel=5,
         )
-    elif found:
-        raise InputError(
-            f"{label} is not the last step, since {found[0]} follows; pass `inputs=`, what the "
-            f"model is called with, and the whole of it is checked."
-        )
+    shape: tuple[int, ...] = (64, layer.weight.shape[1])
+    if layer.weight.ndim > 2:
+        spans = zip(layer.dilation, layer.kernel_size, strict=True)
+        shape = (8, layer.in_channels, *(step * size for step, size in spans))
+    random = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    features = random.to(layer.weight.device, layer.weight.dtype)
+    _check(nn.Sequential(*before), nn.Sequential(*after), [layer], features, change, label)
 
 
-def _check_whole(
-    model: Any, baked: Any, layers: Sequence[Any], inputs: Any, change: Change
+def _chain(model: Any) -> list[Any]:
+    """Return the steps of a Sequential, in which others may stand, but for softmax and loss."""
+    if isinstance(model, nn.Sequential):
+        return [step for part in model for step in _chain(part)]
+    skipped = isinstance(model, _SOFTMAX) or type(model).__name__.endswith("Loss")
+    return [] if skipped else [model]
+
+
+def _check(
+    model: Any, baked: Any, layers: Sequence[Any], inputs: Any, change: Change, where: str
 ) -> None:
-    """Compare the outputs of a model that have one number per class, before and after."""
-    adjusted = 0
-    for old, new in zip(_scores(model, inputs), _scores(baked, inputs), strict=True):
-        axis = 1 if layers[0].weight.ndim > 2 and old.ndim > 2 else -1
-        other_head = len(layers) == 1 and torch.equal(old, new) and change.tau
-        if old.shape[axis] == len(layers[0].weight) and not other_head:
-            _compare(old, new, layers[0], change, "the model")
-            adjusted += 1
-    if not adjusted:
+    """Compare the outputs of a module that have one number per class, before and after."""
+    width = len(layers[0].weight)
+    found = [
+        (old, new, axis)
+        for old, new in zip(_scores(model, inputs), _scores(baked, inputs), strict=True)
+        for axis in [1 if layers[0].weight.ndim > 2 and old.ndim > 2 else -1]
+        if old.shape[axis] == width
+    ]
+    if len(layers) == 1:  # outputs of other heads stay as they are
+        found = [pair for pair in found if not torch.equal(pair[0], pair[1])] or found
+    for old, new, axis in found:
+        _compare(old.movedim(axis, -1), new.movedim(axis, -1), layers[0], change, where)
+    if not found:
         raise InputError(
             "on `inputs` the layer decides no output of the model that has one number per class; "
             "name the last layer with `layer=`."
@@ -245,8 +241,7 @@ def _scores(model: Any, inputs: Any) -> list[Tensor]:
 
 def _compare(old: Tensor, new: Tensor, layer: Any, change: Change, where: str) -> None:
     """Refuse scores that are not the adjusted ones, up to a number per example if normalized."""
-    axis = 1 if layer.weight.ndim > 2 and old.ndim > 2 else -1
-    before, after = (as_numpy(part.double().movedim(axis, -1)) for part in (old, new))
+    before, after = (as_numpy(part.double()) for part in (old, new))
     weight, bias = _read(layer, "weight"), _read(layer, "bias")
     assert weight is not None
     dtype: str = weight.dtype

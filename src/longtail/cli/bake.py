@@ -107,8 +107,7 @@ def bake(
         if name in useless:
             raise typer.BadParameter(f"{what} has no use for {name}; leave it out")
     for group in _ONE_OF:
-        given = [name for name in group if name in named]
-        if len(given) > 1:
+        if len(given := [name for name in group if name in named]) > 1:
             raise typer.BadParameter(f"give either {given[0]} or {given[1]}, not both")
     run = _opened(model, out) if (model / "run.json").is_file() else None
     if run is not None:
@@ -145,11 +144,11 @@ def bake(
                 known = None if run is None else run.prior
                 found = _inputs.read_prior(context.params, known, width, names)
             width = len(found.probs)
-            if strength >= LEAST_AGAIN and np.ptp(found.probs) > 0:
+            if strength >= LEAST_AGAIN:
                 doubtful = tau_from is None  # held-out data are right for whatever training
                 if run is not None:
-                    asked = None if tau_from else strength
                     elsewhere = " and ".join(n for n in ("--target", "--costs") if n in named)
+                    asked = strength if tau_from is None else None
                     said = _runs.warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere)
                     doubtful = doubtful and not said
             if target != "balanced":
@@ -185,15 +184,13 @@ def _opened(model: Path, out: Path) -> Run:
     from longtail.runs import Run
 
     run = Run.open(model)
-    run.model()  # says what to do if the weights are not there
+    tensors = run.model()  # says what to do if the weights are not there
     if out.resolve().parent == run.folder.resolve():
         raise Failure(f"{run.folder} is a run's record and stays as it is; write elsewhere.")
-    head = "cosine" if run.spec.method.name.startswith("ldam") else "linear"
-    head = run.spec.model.settings.get("head", head)
-    if head != "linear":
+    if "fc.weight" in tensors and "fc.bias" not in tensors:
         raise Failure(
-            f"{run.folder} has a {head} head, which takes no bias; export the model to ONNX and "
-            f"bake that."
+            f"the last layer of {run.folder} takes no bias, as of a cosine head; export the model "
+            f"to ONNX and bake that."
         )
     return run
 
@@ -209,8 +206,8 @@ def _tau_of(path: Path, method: Method) -> float:
             f"--tau-from: {path} has no number `tau`; it must hold what `longtail tune --json` "
             f"or `longtail adjust --json` printed."
         )
-    chosen_for = str(document.get("method", method.name)).replace("_", " ")
-    if chosen_for != method.value.replace("-", " "):
+    chosen_for = str(document.get("method", method.name)).replace("_", "-")
+    if chosen_for != method.value:
         raise Failure(
             f"--tau-from: the tau in {path} was chosen for {chosen_for}, but --method is "
             f"{method.value}."

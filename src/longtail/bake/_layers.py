@@ -1,9 +1,12 @@
-"""The arithmetic of baking for one linear layer, and the record that can undo it.
+"""The arithmetic of baking for linear layers, and the record that can undo it.
 
 Both post-hoc methods are affine in the logits, f' = s·f + c with one s and c per class, so a
 layer f = W x + b takes them up as W' = s·W and b' = s·b + c. Arithmetic is in float64 and rounded
 once to the layer's own type. A layer with one output for two classes gives the margin
 d = f_1 − f_0, to which c_1 − c_0 is added.
+
+Wherever the layers are (a module, a state dict, files), they come as tensors by name and go as
+tensors by name with a record.
 """
 
 from __future__ import annotations
@@ -79,6 +82,10 @@ class RawTensor(NamedTuple):
         return hashlib.sha256(self.data).hexdigest()
 
 
+# Returns the tensor of a name, None if there is none.
+Read = Callable[[str], RawTensor | None]
+
+
 @dataclass(frozen=True)
 class Change:
     """An adjustment, before the layer that takes it up is known."""
@@ -102,11 +109,10 @@ class Change:
     ) -> tuple[FloatArray, FloatArray]:
         """Return s and c, shape (width,), for a layer of `width` outputs."""
         if not self.fits(width):
-            known = self.num_classes
             raise InputError(
-                f"the model has {width} output{'s' * (width != 1)}"
-                + (f", but the adjustment is for {known} classes" if known is not None else "")
-                + "; give one number per output, in their order."
+                f"the model has {width} outputs, but the adjustment is for "
+                f"{self.num_classes or 'two or more'} classes; give one number per output, in "
+                f"their order."
             )
         if self.shift is not None:
             return np.ones(width), self.shift if width > 1 else np.diff(self.shift)
@@ -125,9 +131,9 @@ class Change:
         from longtail import __version__
 
         method = "weight_normalization" if self.shift is None else "logit_adjustment"
-        made = {"method": method, "tau": self.tau, "where": where, "how": how}
-        made |= {"settings": self.settings, "undo": undo, "version": __version__}
-        return json.dumps({"format": FORMAT, **made}, ensure_ascii=False, allow_nan=False)
+        record = BakeRecord(method, self.tau, where, how, self.settings, undo, __version__)
+        document = {"format": FORMAT, **vars(record)}
+        return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -165,39 +171,26 @@ class BakeRecord:
         try:
             document = json.loads(text)
             if document.pop("format") == FORMAT:
-                return cls(**document)
-        except (ValueError, TypeError, LookupError, AttributeError):
-            pass  # somebody else's text
+                record = cls(**document)
+                str(record)  # the parts are of their kinds
+                return record
+        except Exception:  # somebody else's text can go wrong anywhere
+            pass
         raise InputError(
             f"the model has a record of baking, {KEY}, that this version of longtail can't read."
         )
 
 
-class BakedLayer(NamedTuple):
-    """New tensors of a layer by ``weight`` and ``bias``, what undoes them, and what was done.
+def bake_layer(
+    label: str, weight: RawTensor, bias: RawTensor | None, change: Change
+) -> tuple[dict[str, RawTensor], dict[str, Any], str]:
+    """Change a linear layer, whose outputs come first.
 
-    `undo` has the original tensors as JSON (None for a bias that was not there) and, under
-    ``baked``, the digests of the new ones.
+    Returns:
+        The new tensors by ``weight`` and ``bias``; what undoes them: the original ones as JSON
+        (None for a bias that was not there) and, under ``baked``, the digests of the new ones; and
+        what was done, for people.
     """
-
-    label: str
-    tensors: dict[str, RawTensor]
-    undo: dict[str, Any]
-    how: str
-
-    def warn_of_new_bias(self) -> None:
-        """Warn if the layer was built without a bias and has one now."""
-        if self.undo.get("bias", self) is None:
-            warnings.warn(
-                f"{self.label} had no bias and has one now. A network that loads these weights "
-                f"must be built with a bias there, or the adjustment is lost (from_pretrained of "
-                f"transformers drops it); to leave the network as it is, bake its ONNX export.",
-                stacklevel=5,
-            )
-
-
-def bake_layer(label: str, weight: RawTensor, bias: RawTensor | None, change: Change) -> BakedLayer:
-    """Return the new tensors of a linear layer, whose outputs come first."""
     width = weight.shape[0]
     old = None if bias is None else bias.values().reshape(-1)
     if old is not None and old.size != width:
@@ -217,34 +210,35 @@ def bake_layer(label: str, weight: RawTensor, bias: RawTensor | None, change: Ch
         by_row = scale.reshape(-1, *[1] * (rows.ndim - 1))
         tensors["weight"] = RawTensor.of(rows * by_row, weight.dtype)
         undo["weight"] = weight.to_json()
+    how = f"added to the bias of {label}"
     if bias is not None and old is not None:
         new = (old * scale + offset).reshape(bias.shape)
         tensors["bias"], undo["bias"] = RawTensor.of(new, bias.dtype), bias.to_json()
     elif change.shift is not None:
         tensors["bias"], undo["bias"] = RawTensor.of(offset, weight.dtype), None
-    undo["baked"] = {part: tensor.digest() for part, tensor in tensors.items()}
-    if bias is None and "bias" in tensors:
         how = f"as a new bias of {label}, which had none"
-    elif "weight" in tensors:
+    if rows is not None:
         how = f"folded into the {' and '.join(tensors)} of {label}"
-    else:
-        how = f"added to the bias of {label}"
-    return BakedLayer(label, tensors, undo, how)
+    undo["baked"] = {part: tensor.digest() for part, tensor in tensors.items()}
+    return tensors, undo, how
 
 
 def bake_layers(
-    sizes: Mapping[str, tuple[int, int]],
-    read: Callable[[str], RawTensor | None],
+    sizes: Mapping[str, Sequence[int]],
+    read: Read,
     change: Change,
     named: Sequence[str],
     *,
     ordered: bool,
-) -> tuple[dict[str, BakedLayer], str]:
-    """Return new tensors of the named layers, or of the only one that can be last, and a record.
+) -> tuple[dict[str, RawTensor], str, list[str]]:
+    """Change the named layers, or the only one that can be last.
 
     A layer that others follow must be named: in a network they are `ordered`, as it was built; in a
-    state dict those that take as many inputs may follow. `sizes` are (outputs, inputs) of the
-    linear layers; `read` returns a tensor by its name, None if there is none.
+    state dict those that take as many inputs may follow. `sizes` are (outputs, inputs, ...) of the
+    linear layers.
+
+    Returns:
+        The new tensors by name, the record, and the layers that had no bias before.
     """
     shown = listing(
         (f"{name or 'one layer'!r} ({sizes[name][0]} outputs)" for name in [*sizes][::-1]), most=5
@@ -253,63 +247,93 @@ def bake_layers(
         if name not in sizes:
             raise InputError(f"there is no linear layer {name!r}; the model has {shown or 'none'}.")
     if not named:
-        named = [name for name, (outputs, _) in sizes.items() if change.fits(outputs)]
-        plain = len(named) == 1
-        if plain and ordered:
-            plain = [*sizes][-1] == named[0]
-        elif plain:
-            plain = all(inputs != sizes[named[0]][0] for _, inputs in sizes.values())
-        if not plain:
+        named = [name for name, size in sizes.items() if change.fits(size[0])]
+        followed = named != [*sizes][-1:]
+        if not ordered:
+            followed = any(size[1] == sizes[name][0] for name in named for size in sizes.values())
+        if followed or len(named) != 1:
             outputs = "" if change.num_classes is None else f" of {change.num_classes} outputs"
             raise InputError(
                 f"the last linear layer{outputs}, one per class, can't be told; the model has "
                 f"{shown or 'none'}. Name the one whose outputs are the logits with `layer=`, or "
                 f"several; for a head that is not a plain linear layer, bake an ONNX export."
             )
-    made = {}
-    for name in named:
-        weight = read(join(name, "weight"))
+    tensors, undo, how, without = dict[str, RawTensor](), dict[str, Any](), [], []
+    for name in dict.fromkeys(named):
+        weight, bias = read(join(name, "weight")), read(join(name, "bias"))
         assert weight is not None  # its size is known
-        label = f"layer {name}" if name else "the layer"
-        made[name] = bake_layer(label, weight, read(join(name, "bias")), change)
-    how = " and ".join(new.how for new in made.values())
-    undo = {"layers": {name: new.undo for name, new in made.items()}}
-    return made, change.record(where=", ".join(made) or "the layer", how=how, undo=undo)
+        new, undo[name], done = bake_layer(label_of(name), weight, bias, change)
+        tensors |= {join(name, part): tensor for part, tensor in new.items()}
+        how.append(done)
+        without += [name] if bias is None and "bias" in new else []
+    where = ", ".join(undo) or "the layer"
+    return (
+        tensors,
+        change.record(where=where, how=" and ".join(how), undo={"layers": undo}),
+        without,
+    )
 
 
-def original_layers(
-    record: BakeRecord, read: Callable[[str], RawTensor | None], prefix: str = ""
-) -> dict[str, RawTensor | None]:
-    """Return the tensors before baking by name, None for a bias that was not there."""
+def warn_of_new_biases(layers: Sequence[str]) -> None:
+    """Warn that layers were built without a bias and have one now."""
+    for name in layers:
+        warnings.warn(
+            f"{label_of(name)} had no bias and has one now. A network that loads these weights "
+            f"must be built with a bias there, or the adjustment is lost (from_pretrained of "
+            f"transformers drops it); to leave the network as it is, bake its ONNX export.",
+            stacklevel=5,
+        )
+
+
+def unbake_layers(layers: Mapping[str, Any], read: Read) -> dict[str, RawTensor | None]:
+    """Return the tensors before baking by name, None for a bias that was not there.
+
+    `layers` is what `bake_layer` gave to undo each layer, by its name.
+    """
     before: dict[str, RawTensor | None] = {}
-    for layer, undo in record.undo["layers"].items():
-        names = {part: join(prefix, join(layer, part)) for part in undo["baked"]}
-        now = {part: read(name) for part, name in names.items()}
-        before |= {names[part]: old for part, old in original_tensors(undo, now).items()}
+    for layer, undo in layers.items():
+        for part, digest in undo["baked"].items():
+            name, stored = join(layer, part), undo[part]
+            tensor = read(name)
+            if tensor is None or tensor.digest() != digest:
+                raise InputError(
+                    f"the {part} was changed after it was baked, so the original can't be given "
+                    f"back exactly; if other weights were loaded into the model, load them into a "
+                    f"new one."
+                )
+            before[name] = stored and RawTensor(
+                stored["dtype"], tuple(stored["shape"]), base64.b64decode(stored["data"])
+            )
     return before
 
 
-def original_tensors(
-    undo: Mapping[str, Any], now: Mapping[str, RawTensor | None]
-) -> dict[str, RawTensor | None]:
-    """Return the tensors of a layer before baking by their parts."""
-    found: dict[str, RawTensor | None] = {}
-    for part, digest in undo["baked"].items():
-        tensor, stored = now[part], undo[part]
-        if tensor is None or tensor.digest() != digest:
-            raise InputError(
-                f"the {part} was changed after it was baked, so the original can't be given back "
-                f"exactly; if other weights were loaded into the model, load them into a new one."
-            )
-        found[part] = stored and RawTensor(
-            stored["dtype"], tuple(stored["shape"]), base64.b64decode(stored["data"])
-        )
-    return found
+def layers_of(
+    shapes: Mapping[str, Sequence[int]], named: Sequence[str]
+) -> dict[str, Sequence[int]]:
+    """Return the shapes of the weights of the linear layers among tensors.
+
+    Embeddings are matrices too, and weights with their inputs first (GPT-2's) are told by their
+    bias; such count only if they are named.
+    """
+    layers = {}
+    for name, shape in shapes.items():
+        layer, _, part = name.rpartition(".")
+        if part == "weight" and len(shape) > 1:
+            bias = shapes.get(join(layer, "bias"), shape[:1])
+            embeds = "embed" in layer.rpartition(".")[2].lower()
+            if layer in named or (tuple(bias) == tuple(shape[:1]) and not embeds):
+                layers[layer] = shape
+    return layers
 
 
 def join(layer: str, part: str) -> str:
     """Return the name of a part of a layer, which may be the whole model."""
     return f"{layer}.{part}" if layer else part
+
+
+def label_of(layer: str) -> str:
+    """Return the name of a layer for messages."""
+    return f"layer {layer}" if layer else "the layer"
 
 
 def close_enough(got: FloatArray, wanted: FloatArray, *, dtype: str, where: str) -> None:
