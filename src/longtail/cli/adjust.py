@@ -116,7 +116,7 @@ def adjust(
     for text in texts.summary(result):
         _console.line(text, wrap=True)
     _console.line()
-    for table in texts.tables(result, width=_console.console().width):
+    for table in texts.tables(result):
         _console.show_table(table)
     if written is not None:
         _console.line(texts.written(result, written), wrap=True)

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
@@ -148,6 +147,8 @@ def learnt_priors(
         target: labels, if each class is to weigh what it has in `prior`.
         workers: threads.
     """
+    from scipy.special import softmax
+
     weights = [rows.astype(np.float64) for rows in sets or ()]
     if prior is not None and target is not None:
         for weight in weights:

@@ -561,6 +561,7 @@ def _adjusted_tau(page: Page, result: AdjustResult) -> None:
     choices = {}
     if result.tuning is not None:
         ends = float(used.min()), float(used.max())
+        assert result.balanced is not None  # of labelled examples
         after = 100 * result.balanced.after.value
         choices["τ chosen on held-out data"] = Choice(result.tau, *ends, after)
     balanced = errors[0].mean(axis=1)

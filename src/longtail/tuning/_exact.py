@@ -34,6 +34,9 @@ TIE = 1e-12
 # goes again, where floats leave rounding that would break ties between cells.
 _UNIT = 2.0**62
 
+# Stands for a sum over no examples where that is divided by.
+_TINY = np.finfo(np.float64).tiny
+
 # Examples times replicates up to which each replicate is drawn: a fraction of a second.
 _EXACT_DRAWS = 3_000_000
 # Classes with fewer examples are drawn together.
@@ -184,12 +187,14 @@ class TauIntervals:
     @property
     def shares(self) -> FloatArray:
         """Part of the error that each example is if it is wrong, shape (examples,)."""
-        return _divided(self.importance, self.by_class(self.weight))[self.target] * self.weight
+        totals = np.maximum(self.by_class(self.weight), _TINY)
+        return np.asarray((self.importance / totals)[self.target] * self.weight)
 
     @property
     def effective_counts(self) -> FloatArray:
         """Examples of each class; of weighted ones as many alike ones as tell as much (Kish)."""
-        return _divided(self.by_class(self.weight) ** 2, self.by_class(self.weight**2))
+        squares = np.maximum(self.by_class(self.weight**2), _TINY)
+        return np.asarray(self.by_class(self.weight) ** 2 / squares)
 
     @property
     def deciding_examples(self) -> float:
@@ -200,9 +205,9 @@ class TauIntervals:
         (Σ v)² / Σ (v² / n) examples: all of them in balanced data, those of the rarest class where
         it alone is small.
         """
-        alike = self.effective_counts
-        variances = _divided(self.importance**2, alike)
-        return float(variances.sum() ** 2 / _divided(variances**2, alike).sum())
+        alike = np.maximum(self.effective_counts, _TINY)
+        variances = self.importance**2 / alike
+        return float(variances.sum() ** 2 / (variances**2 / alike).sum())
 
     def with_stand_ins(self, prior: ClassPrior) -> TauIntervals:
         """Return the same with the importance of absent classes given to the nearest in size.
@@ -231,12 +236,6 @@ class TauIntervals:
             f"TauIntervals(examples={len(self.target)}, num_classes={self.num_classes}, "
             f"method={self.method!r})"
         )
-
-
-def _divided(amount: NDArray[Any], by: NDArray[Any]) -> FloatArray:
-    """Return the quotient, 0 where there is nothing to divide by."""
-    quotient: FloatArray = np.zeros(np.broadcast(amount, by).shape)
-    return np.asarray(np.divide(amount, by, out=quotient, where=by > 0))
 
 
 @np.errstate(all="ignore")  # infinity is no bound
@@ -429,7 +428,7 @@ class TauCurve:
         parts = self.intervals
         totals = parts.by_class(parts.weight)
         missed = parts.by_class(parts.weight * ~parts.right_at(tau))
-        return np.where(totals > 0, _divided(missed, totals), np.nan)
+        return np.where(totals > 0, missed / np.maximum(totals, _TINY), np.nan)
 
     def standard_error(self, tau: float) -> float:
         """Return the standard error of the error at this tau, the classes' own sizes fixed.
@@ -610,7 +609,7 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
             change = np.bincount(row + begin[mine], weights=amount, minlength=size)
             change = change - np.bincount(row + end[mine], weights=amount, minlength=size)
             sums.append(change.reshape(-1, points + 1).cumsum(axis=1)[:, :points])
-        mean = _divided(sums[0], groups.importance[rows, None])
+        mean = sums[0] / np.maximum(groups.importance[rows, None], _TINY)
         crossed = mean.T @ sums[1]
         covariance -= crossed + crossed.T - mean.T @ (squares[rows, None] * mean)
     return np.asarray(covariance)
