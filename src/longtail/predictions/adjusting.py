@@ -71,8 +71,6 @@ class AdjustResult:
             nothing was chosen. "unlabelled": nothing could be judged.
         effective: True if `prior` is the one that the model has learnt.
         level: of the confidence intervals.
-        many: bound of the group "many".
-        few: bound of the group "few".
         tuning: how `tau` was chosen, or None if it was given.
         fold_taus: of the folds, shape (folds,), or empty.
         left_out: classes with too few examples to be judged; they have no part in any mean.
@@ -84,7 +82,7 @@ class AdjustResult:
         expected: error under the target prior, Σ_y q_y error_y; None if that is the balanced one.
         overall: plain error, the share of wrong examples, classes as they come.
         groups: mean errors of the classes with many, a medium number of, and few training
-            examples, as far as these are known and judged.
+            examples (`ClassPrior.groups`), as far as these are known and judged.
         intervals: of the judged examples, without the classes left out.
     """
 
@@ -95,8 +93,6 @@ class AdjustResult:
     protocol: str
     effective: bool
     level: float
-    many: float
-    few: float
     tuning: TauResult | None = None
     fold_taus: FloatArray = field(default_factory=lambda: np.empty(0))
     left_out: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -237,8 +233,6 @@ def adjust_predictions(
     bounds: tuple[float, float] = (0.0, 4.0),
     confidence: float = 0.95,
     n_bootstrap: int = 1000,
-    many: float = 100,
-    few: float = 20,
     random_state: int = 0,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -267,8 +261,6 @@ def adjust_predictions(
         bounds: where to search for tau.
         confidence: level of all intervals.
         n_bootstrap: as in `tune_tau`, for the interval of tau.
-        many: classes with more training examples are "many".
-        few: classes with fewer are "few".
         random_state: seed of the split, or the folds, and of resampling.
         workers: threads; None for as many as there are processors, up to four. The result does
             not depend on it.
@@ -309,8 +301,7 @@ def adjust_predictions(
         raise InputError(
             "with a given `tau=` there is nothing to choose; leave `tune_on=` and `folds=` out."
         )
-    aims: dict[str, Any] = {"target_prior": target_prior, "effective": effective}
-    aims |= {"level": confidence, "many": many, "few": few}
+    aims: Any = {"target_prior": target_prior, "effective": effective, "level": confidence}
     if not predictions.labelled:
         if parted:
             raise InputError(
@@ -319,8 +310,8 @@ def adjust_predictions(
             )
         if effective or prior is None:
             (prior,) = learnt_priors(predictions, prior, workers=workers)
-        tau, nothing = 1.0 if tau is None else tau, "unlabelled"
-        return AdjustResult(predictions=predictions, prior=prior, tau=tau, protocol=nothing, **aims)
+        found: Any = {"prior": prior, "tau": 1.0 if tau is None else tau}
+        return AdjustResult(predictions=predictions, protocol="unlabelled", **found, **aims)
 
     # A prior that is learnt is judged on other examples even where tau is given.
     protocol, amount = "given", 0.0
@@ -388,7 +379,7 @@ def adjust_predictions(
     masks = judged, judged & ~before, ~before & after, before & ~after
     by_class = (np.bincount(target[rows], minlength=width) for rows in masks)
     tally = Tally(*by_class, level=confidence)
-    groups = {} if prior.counts is None else prior.groups(many=many, few=few)
+    groups = {} if prior.counts is None else prior.groups()
     return AdjustResult(
         predictions=predictions,
         prior=prior,

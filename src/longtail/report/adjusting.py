@@ -7,7 +7,7 @@ import numpy as np
 from longtail import _checks
 from longtail.predictions import AdjustResult, Change
 from longtail.predictions.adjusting import Written
-from longtail.report.tables import Table, percent, plural, signed
+from longtail.report.tables import GROUP_BOUNDS, Table, percent, plural, signed
 
 # Classes with fewer judged examples than this have wide intervals, and it is said.
 _FEW = 5
@@ -92,10 +92,8 @@ def tables(result: AdjustResult) -> list[Table]:
     tally = result.tally
     if tally is None:
         return []
-    many, few, groups = f"{result.many:g}", f"{result.few:g}", result.groups
-    bounds = {"many": f"over {many}", "medium": f"{few} to {many}", "few": f"under {few}"}
-    errors = {"balanced": result.balanced}
-    errors |= {f"  {name} ({bounds[name]})": change for name, change in groups.items()}
+    groups, errors = result.groups, {"balanced": result.balanced}
+    errors |= {f"  {name} ({GROUP_BOUNDS[name]})": change for name, change in groups.items()}
     errors |= {"under the target": result.expected, "as they come": result.overall}
     rows = [_row(name, change) for name, change in errors.items() if change is not None]
     header = ("judged on", "before", "after", "change", f"{result.level:.0%} interval")

@@ -602,7 +602,9 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
     # The means: importance_g p_g, and Σ s² / k of the right ones, per group.
     for first in range(0, len(squares), _CLASS_BLOCK):
         rows = slice(first, min(first + _CLASS_BLOCK, len(squares)))
-        mine = (group >= rows.start) & (group < rows.stop)
+        mine: Any = slice(None)
+        if len(squares) > _CLASS_BLOCK:
+            mine = (group >= rows.start) & (group < rows.stop)
         row, size = (group[mine] - first) * (points + 1), (rows.stop - first) * (points + 1)
         sums = []
         for amount in (share[mine], square[mine]):
