@@ -68,7 +68,7 @@ def adjust(
     from longtail.predictions.adjusting import check_output
 
     found, prior = _inputs.read_file(file, context.params)
-    # What would fail after the work is refused before it.
+    # Refused before the work rather than after it.
     if not found.labelled and (out is None or report is not None):
         raise Failure(
             f"{found.name} has no labels, so nothing can be measured or shown; name them with "

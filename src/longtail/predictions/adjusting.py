@@ -1,7 +1,7 @@
-"""Choice of tau for saved predictions, and its worth on examples that did not choose it.
+"""Choice of tau for saved predictions, and the error before and after on other examples.
 
-One pass finds each example's interval of tau (`passes`). All else is masks over these: the part
-that chooses, the part that judges, folds that do both in turn.
+One pass finds each example's interval of tau (`passes`). The rest selects among these intervals:
+a part that chooses and a part that judges, or folds that do both in turn.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ def adjust_predictions(
     splits = _splits(target, kept, protocol, amount, random_state)
     chosen_on, judged = (np.logical_or.reduce(rows) for rows in zip(*splits, strict=True))
     if effective or prior is None:
-        # The prior as known to the examples that choose tau, mixed like the training data.
+        # Learnt from the examples that choose tau, weighted to the mix of the training data.
         sets = [choose for choose, _ in splits] + [chosen_on] * (len(splits) > 1)
         priors = learnt_priors(predictions, prior, sets, target, workers=workers)
         parts = [measured(learnt) for learnt in priors]
@@ -357,7 +357,7 @@ def adjust_predictions(
     tuning, fold_taus = None, np.empty(0)
     if tau is None:
         if protocol == "cross-fit":
-            # Before the choice on all examples, and with one curve in memory at a time.
+            # Before the choice on all examples, so that only one curve is in memory at a time.
             chosen = [
                 tune_from_intervals(_restricted(part, rows, kept), bounds=bounds, n_bootstrap=0).tau
                 for part, (rows, _) in zip(parts, splits, strict=False)
@@ -459,7 +459,7 @@ def tune_predictions(
 def _splits(
     target: IntArray, kept: IntArray, protocol: str, amount: float, seed: int
 ) -> list[Split]:
-    """Return pairs of examples that choose tau and examples that judge it, each class in both."""
+    """Return the splits of the examples, each of them with every class on both sides."""
     rows = np.isin(target, kept)
     if protocol == "given":
         return [(rows, rows)]
@@ -481,7 +481,7 @@ def _splits(
 
 
 def _restricted(parts: TauIntervals, rows: BoolArray, kept: IntArray) -> TauIntervals:
-    """Return the intervals of some rows alone, with no other classes than the kept ones."""
+    """Return the intervals of the given rows, with the kept classes alone."""
     importance, place = parts.importance[kept], np.full(parts.num_classes, -1)
     place[kept] = np.arange(len(kept))
     parts = replace(parts, num_classes=len(kept), importance=importance / importance.sum())

@@ -25,8 +25,7 @@ from longtail.tuning import TauIntervals
 Progress = Callable[[int, int, str], None]
 _Found = TypeVar("_Found")
 
-# Scores per block. Of a memory map only pages are touched, so large blocks pay; what is parsed,
-# unpacked or computed takes memory.
+# Scores per block: of a memory map, which takes no memory; of what is parsed or computed.
 _MAPPED = 1 << 26
 _COPIED = 1 << 22
 _MOST_ROWS = 1 << 16

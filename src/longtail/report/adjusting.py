@@ -9,7 +9,7 @@ from longtail.predictions import AdjustResult, Change
 from longtail.predictions.adjusting import Written
 from longtail.report.tables import GROUP_BOUNDS, Table, percent, plural, signed
 
-# Classes with fewer judged examples than this have wide intervals, and it is said.
+# Classes with fewer judged examples than this have wide intervals, as the summary says.
 _FEW = 5
 
 

@@ -31,8 +31,8 @@ Missing = Literal["error", "nearest"]
 
 # Replicates whose mean is tau, even if no interval is asked for.
 _LEAST_REPLICATES = 40
-# In effect; fewer are few. What the interval holds on either side of it is simulated by
-# benchmarks/bench_coverage.py.
+# Deciding examples below which they are few; benchmarks/bench_coverage.py simulates how often the
+# interval holds the truth on either side of it.
 ENOUGH_TO_DECIDE = 100
 
 
@@ -111,7 +111,7 @@ class TauResult:
 
     @property
     def doubts(self) -> list[str]:
-        """What speaks against the choice: few examples, a flat curve, a best tau at the bounds.
+        """Reasons to doubt the choice: few examples, a flat curve, a best tau at the bounds.
 
         A best tau of 0 with 0.5 clearly worse mostly means that the counts are in another order
         than the logits' columns, or that the logits were adjusted already.

@@ -34,7 +34,7 @@ TIE = 1e-12
 # goes again, where floats leave rounding that would break ties between cells.
 _UNIT = 2.0**62
 
-# Stands for a sum over no examples where that is divided by.
+# Divisor in place of a sum over no examples.
 _TINY = np.finfo(np.float64).tiny
 
 # Examples times replicates up to which each replicate is drawn: a fraction of a second.
@@ -404,7 +404,7 @@ class TauCurve:
         self.min_value = float(self.values.min())
         # How far each cell is from tau = 1, negative if it is inside.
         self.away = np.maximum(self.breakpoints[:-1] - 1.0, 1.0 - self.breakpoints[1:])
-        # Where the largest logits are equal, zero alone has the lowest index win, as argmax does.
+        # At zero alone equal logits go to the lowest index, as argmax has it.
         at_zero = self(0.0) if low <= 0.0 <= high else math.inf
         self.zero_alone = at_zero < self.min_value - TIE
         if self.zero_alone:
@@ -433,8 +433,7 @@ class TauCurve:
     def standard_error(self, tau: float) -> float:
         """Return the standard error of the error at this tau, the classes' own sizes fixed.
 
-        It isn't the examples' own spread, which is nil in a class of one: `mean_variance` says how
-        few of them widen it.
+        Few examples widen it, also where all of them are right (`mean_variance`).
         """
         parts, alike = self.intervals, self.intervals.effective_counts
         some = np.flatnonzero((parts.importance > 0) & (alike > 0))
@@ -469,12 +468,12 @@ class TauCurve:
 
 
 class Groups(NamedTuple):
-    """Groups whose sizes stay when their examples are drawn again, and what a draw is made of.
+    """Groups of examples that are drawn again with replacement, each by itself.
 
-    They are the classes, since the balanced error looks at each class by itself. But a class of one
-    example would be the same in every draw, as if its error were known: those of few examples are
-    one group, each example with the share that its own class has in the error. Whole weights are
-    copies; others are drawn along with their examples.
+    A group is a class, since the balanced error looks at each class by itself. But a class of one
+    example would be the same in every draw, as if its error were known: the classes of few
+    examples are one group, in which each example has the share of its own class in the error.
+    Whole weights are copies; others are drawn along with their examples.
     """
 
     of: IntArray  # group of each example
@@ -515,7 +514,7 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     number = np.bincount(groups.of, weights=groups.copies).astype(np.int64)
     size, start = np.repeat(number, number), np.repeat(np.cumsum(number) - number, number)
     unit, importance = groups.share / groups.copies, groups.importance[groups.of]
-    # Where logits are equal, zero alone may have others right than every tau right behind it.
+    # Where logits are equal, tau = 0 may get other examples right than any tau just above it.
     zero = parts.right_at(0.0) * 1.0 - parts.right_at(2.0 * curve.near)
     zero *= curve.bounds[0] <= 0.0 < curve.bounds[1]
     behind = np.searchsorted(curve.breakpoints, curve.near, side="right") - 1
@@ -563,11 +562,11 @@ def _normal_taus(
 def normal_noise(covariance: FloatArray, draws: int, rng: np.random.Generator) -> FloatArray:
     """Return normal noise of this covariance, shape (draws, numbers)."""
     size = len(covariance)
-    # Rounding may leave a singular matrix just short of positive definite,
+    # Rounding may leave a singular matrix just short of positive definite.
     ridge = np.diag(np.full(size, 1e-9 * covariance.max() + np.finfo(np.float64).tiny))
     try:
         root = np.linalg.cholesky(covariance + ridge)
-    except np.linalg.LinAlgError:  # or, of numbers that hardly vary, be all that is there
+    except np.linalg.LinAlgError:  # numbers that vary by rounding alone
         values, vectors = np.linalg.eigh(covariance)
         root = vectors * np.sqrt(values.clip(min=0.0))
     return np.asarray(rng.standard_normal((draws, size)) @ root.T)
