@@ -377,8 +377,8 @@ def adjust_predictions(
         before |= rows & part.right_at(0.0)
         after |= rows & part.right_at(fold_tau)
     masks = judged, judged & ~before, ~before & after, before & ~after
-    by_class = (np.bincount(target[rows], minlength=width) for rows in masks)
-    tally = Tally(*by_class, level=confidence)
+    by_class = (np.bincount(target, weights=rows, minlength=width) for rows in masks)
+    tally = Tally(*(amounts.astype(np.int64) for amounts in by_class), level=confidence)
     groups = {} if prior.counts is None else prior.groups()
     return AdjustResult(
         predictions=predictions,
@@ -487,10 +487,11 @@ def _restricted(parts: TauIntervals, rows: BoolArray, kept: IntArray) -> TauInte
     parts = replace(parts, num_classes=len(kept), importance=importance / importance.sum())
     if rows.all() and len(kept) == len(place):  # nothing is left out, and no copy needed
         return parts
+    some = np.flatnonzero(rows)
     return replace(
         parts,
-        lower=parts.lower[rows],
-        upper=parts.upper[rows],
-        target=place[parts.target[rows]],
-        weight=parts.weight[rows],
+        lower=parts.lower[some],
+        upper=parts.upper[some],
+        target=place[parts.target[some]],
+        weight=parts.weight[some],
     )

@@ -388,8 +388,8 @@ class TauCurve:
         self.positions = positions = positions[order]
         # The example that becomes right (+1) or wrong (−1) at each position.
         self.changed = np.concatenate([begins, ends])[order]
-        self.signs = np.repeat([1, -1], [len(begins), len(ends)])[order]
-        first = units[intervals.right_at(low)].sum()
+        self.signs = np.where(order < len(begins), 1, -1)
+        first = (units * intervals.right_at(low)).sum()
         right = np.append(first, first + (self.signs * units[self.changed]).cumsum())
         # Shares that were rounded to units may add up to a hair more or less than one.
         self._errors = np.where(right == units.sum(), 0.0, np.maximum(1.0 - right / _UNIT, 0.0))
@@ -585,11 +585,10 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
         np.ceil((x - taus[0]) * scale).clip(0, points).astype(np.int32)
         for x in (parts.lower, parts.upper)
     )
-    square = groups.share**2 / groups.copies
-    squares = np.bincount(groups.of, weights=square)
-    ever = begin < end
-    begin, end, square = begin[ever], end[ever], square[ever]
-    group, share = groups.of[ever], groups.share[ever]
+    group, square = groups.of, groups.share**2 / groups.copies
+    squares = np.bincount(group, weights=square)
+    # Nothing of those that are right at none of the taus: cheaper than to leave them out.
+    share, square = (amount * (begin < end) for amount in (groups.share, square))
 
     # Σ s² / k over the examples right at both a and b ≥ a: those that begin by a, end after b.
     size = (points + 1) ** 2
