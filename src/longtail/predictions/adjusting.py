@@ -116,21 +116,6 @@ class AdjustResult:
         bounds = (0.0, 4.0) if self.tuning is None else self.tuning.bounds
         return TauCurve(self.intervals, bounds=bounds)
 
-    def most_changed(self, number: int = 5) -> tuple[list[int], list[int]]:
-        """Return the classes whose error fell most, and those whose error rose most.
-
-        At most `number` of each, the greatest change first; among equals the class with more
-        judged examples.
-        """
-        tally = self.tally
-        assert tally is not None  # of labelled examples
-        change = (tally.broken - tally.fixed) / np.maximum(tally.counts, 1)
-        falling = np.lexsort((-tally.counts, change))
-        rising = np.lexsort((-tally.counts, -change))
-        better = [int(k) for k in falling if change[k] < 0][:number]
-        worse = [int(k) for k in rising if change[k] > 0][:number]
-        return better, worse
-
     def write(
         self, path: str | Path, *, force: bool = False, progress: Progress | None = None
     ) -> Written:

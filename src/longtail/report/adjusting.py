@@ -11,6 +11,8 @@ from longtail.report.tables import GROUP_BOUNDS, Table, percent, plural, signed
 
 # Classes with fewer judged examples than this have wide intervals, as the summary says.
 _FEW = 5
+# Classes that are shown of those whose error fell most, and of those whose error rose most.
+_MOST = 5
 
 
 def summary(result: AdjustResult) -> list[str]:
@@ -101,14 +103,16 @@ def tables(result: AdjustResult) -> list[Table]:
     note += "; many, medium, few: by training examples" if groups else ""
     note += "; as they come: the share of all wrong examples."
     found = [Table("Error in percent", ("", "classes", *header), rows, note)]
-    better, worse = result.most_changed()
-    classes, rows, counts = [*better, *reversed(worse)], [], result.prior.counts
-    for k in classes:
-        name, _, *cells = _row(
-            result.predictions.label(k), tally.change(np.arange(len(tally.counts)) == k)
-        )
+    # Among equals the class with more judged examples.
+    change = (tally.broken - tally.fixed) / np.maximum(tally.counts, 1)
+    better = [k for k in np.lexsort((-tally.counts, change)) if change[k] < 0][:_MOST]
+    worse = [k for k in np.lexsort((-tally.counts, -change)) if change[k] > 0][:_MOST]
+    rows, counts = [], result.prior.counts
+    for k in [*better, *reversed(worse)]:
+        one = tally.change(np.arange(len(change)) == k)
+        name, _, *cells = _row(result.predictions.label(k), one)
         rows.append((name, "" if counts is None else f"{counts[k]:g}", *cells))
-    if classes:
+    if rows:
         found.append(Table("Most changed classes", ("class", "trained on", *header), rows))
     return found
 
