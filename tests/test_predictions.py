@@ -19,7 +19,7 @@ from longtail.predictions import (
     passes,
     tau_intervals,
 )
-from longtail.predictions.labels import LabelEncoder, read_numbers
+from longtail.predictions.labels import class_indices, read_numbers
 from longtail.predictions.passes import learnt_priors
 from longtail.tuning import TauIntervals
 
@@ -224,7 +224,8 @@ def test_the_learnt_prior_is_the_mean_prediction(scores):
     ],
 )
 def test_labels_of_any_form_become_indices(labels, names):
-    np.testing.assert_array_equal(LabelEncoder(3, names, name="x")(np.array(labels)), [0, 2, 1])
+    found = class_indices(np.array(labels), 3, names, name="x")
+    np.testing.assert_array_equal(found, [0, 2, 1])
 
 
 def numbers_per_class(name, content):
@@ -269,13 +270,14 @@ def test_bad_numbers_per_class(folder, name, content, message):
     [
         ([0, 3], None, "x: row 1 has the label '3', which is none of the classes 0 to 2"),
         (["0", "cat"], None, "name the classes with `classes=`"),
+        (["yak"], ("None", "nan", "x"), "row 0 has the label 'yak'"),
         ([0.5, 1], None, "row 0 has the label '0.5'"),
         ([[0, 1]], None, "of one-hot labels save argmax(axis=1)"),
     ],
 )
 def test_labels_that_the_model_does_not_know(labels, names, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        LabelEncoder(3, names, name="x")(np.array(labels))
+        class_indices(np.array(labels), 3, names, name="x")
 
 
 # --- what a user may get wrong -----------------------------------------------------------------

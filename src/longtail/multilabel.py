@@ -164,7 +164,7 @@ def tune_multilabel(
           balanced error 0.1285 ± 0.0092 (standard error)
           0.2795 at tau = 0, 0.1387 at tau = 1
           6000 held-out answers on 3 labels, fewest 37 (label 2: yes)
-          in effect 62 of them decide: the interval is likely too narrow
+          in effect 62 examples decide: the interval is likely too narrow
     """
     logits = _checked_logits(logits)
     target = _with_both_answers(target, logits)

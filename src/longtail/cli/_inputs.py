@@ -81,7 +81,7 @@ def read_prior(
     import numpy as np
 
     from longtail._checks import InputError, class_words
-    from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers
+    from longtail.predictions.labels import class_indices, read_labels, read_numbers
     from longtail.priors import ClassPrior
 
     counts, labelled, smoothing = given["counts"], given["train_labels"], given["smoothing"]
@@ -95,7 +95,7 @@ def read_prior(
         source = f"--train-labels {labelled}"
         labels = read_labels(Path(labelled), class_names)
         if num_classes is not None:
-            labels = LabelEncoder(num_classes, class_names, name=source)(labels)
+            labels = class_indices(labels, num_classes, class_names, name=source)
         try:
             numbers = np.bincount(np.asarray(labels, np.int64), minlength=num_classes or 0)
         except ValueError as error:

@@ -68,7 +68,7 @@ def adjust(
     from longtail.predictions.adjusting import check_output
 
     found, prior = _inputs.read_file(file, context.params)
-    # What would fail after the work is refused before it.
+    # Refused before the work rather than after it.
     if not found.labelled and (out is None or report is not None):
         raise Failure(
             f"{found.name} has no labels, so nothing can be measured or shown; name them with "
@@ -116,7 +116,7 @@ def adjust(
     for text in texts.summary(result):
         _console.line(text, wrap=True)
     _console.line()
-    for table in texts.tables(result, width=_console.console().width):
+    for table in texts.tables(result):
         _console.show_table(table)
     if written is not None:
         _console.line(texts.written(result, written), wrap=True)

@@ -1,7 +1,7 @@
-"""Choice of tau for saved predictions, and its worth on examples that did not choose it.
+"""Choice of tau for saved predictions, and the error before and after on other examples.
 
-One pass finds each example's interval of tau (`passes`). All else is masks over these: the part
-that chooses, the part that judges, folds that do both in turn.
+One pass finds each example's interval of tau (`passes`). The rest selects among these intervals:
+a part that chooses and a part that judges, or folds that do both in turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
@@ -58,7 +57,7 @@ class Written(NamedTuple):
     rows: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class AdjustResult:
     """A tau for saved predictions, and the error before and after it.
 
@@ -71,17 +70,20 @@ class AdjustResult:
             fold was judged with the tau of all others, and `tau` is of all together. "given":
             nothing was chosen. "unlabelled": nothing could be judged.
         effective: True if `prior` is the one that the model has learnt.
+        level: of the confidence intervals.
         tuning: how `tau` was chosen, or None if it was given.
         fold_taus: of the folds, shape (folds,), or empty.
+        left_out: classes with too few examples to be judged; they have no part in any mean.
+        num_labelled: examples with labels.
         num_tuned: examples that chose `tau`.
         num_judged: examples that the errors were counted on.
-        tally: judged examples by class, or None without labels.
-        left_out: classes with too few examples to be judged; they have no part in any mean.
-        num_left_out: labelled examples of these classes.
-        intervals: of the judged examples, without the classes left out; None without labels.
-        level: of the confidence intervals.
-        many: bound of the group "many".
-        few: bound of the group "few".
+        tally: judged examples by class, or None without labels, as all that follow.
+        balanced: balanced error, the mean of the classes' errors.
+        expected: error under the target prior, Σ_y q_y error_y; None if that is the balanced one.
+        overall: plain error, the share of wrong examples, classes as they come.
+        groups: mean errors of the classes with many, a medium number of, and few training
+            examples (`ClassPrior.groups`), as far as these are known and judged.
+        intervals: of the judged examples, without the classes left out.
     """
 
     predictions: Predictions
@@ -89,18 +91,20 @@ class AdjustResult:
     target_prior: ClassPrior | None
     tau: float
     protocol: str
-    effective: bool = False
+    effective: bool
+    level: float
     tuning: TauResult | None = None
     fold_taus: FloatArray = field(default_factory=lambda: np.empty(0))
+    left_out: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    num_labelled: int = 0
     num_tuned: int = 0
     num_judged: int = 0
     tally: Tally | None = None
-    left_out: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    num_left_out: int = 0
+    balanced: Change | None = None
+    expected: Change | None = None
+    overall: Change | None = None
+    groups: dict[str, Change] = field(default_factory=dict)
     intervals: TauIntervals | None = None
-    level: float = 0.95
-    many: float = 100
-    few: float = 20
 
     @cached_property
     def judged_curve(self) -> TauCurve:
@@ -108,64 +112,9 @@ class AdjustResult:
 
         By position its classes are those that were not left out.
         """
-        self._judged()
-        assert self.intervals is not None  # is there whenever examples were judged
+        assert self.intervals is not None  # of labelled examples
         bounds = (0.0, 4.0) if self.tuning is None else self.tuning.bounds
         return TauCurve(self.intervals, bounds=bounds)
-
-    @property
-    def balanced(self) -> Change:
-        """Balanced error: the mean of the classes' errors."""
-        return self._judged().change(np.ones(self.predictions.num_classes), level=self.level)
-
-    @property
-    def expected(self) -> Change | None:
-        """Error under the target prior, Σ_y q_y error_y; None if that is the balanced one."""
-        if self.target_prior is None:
-            return None
-        return self._judged().change(self.target_prior.probs, level=self.level)
-
-    @property
-    def overall(self) -> Change:
-        """Plain error: the share of wrong examples, classes as they come."""
-        tally = self._judged()
-        return tally.change(tally.counts.astype(np.float64), level=self.level)
-
-    @property
-    def groups(self) -> dict[str, Change]:
-        """Mean error of the classes with many, a medium number of, and few training examples.
-
-        Only groups with judged classes; empty if the training counts are not known.
-        """
-        if self.prior.counts is None:
-            return {}
-        tally, found = self._judged(), {}
-        for name, classes in self.prior.groups(many=self.many, few=self.few).items():
-            if np.any(tally.counts[classes]):
-                weight = np.zeros(self.predictions.num_classes)
-                weight[classes] = 1.0
-                found[name] = tally.change(weight, level=self.level)
-        return found
-
-    def of_class(self, index: int) -> Change:
-        """Return the error of one class."""
-        return self._judged().change(
-            np.eye(1, self.predictions.num_classes, index)[0], level=self.level
-        )
-
-    def most_changed(self, number: int = 5) -> tuple[list[int], list[int]]:
-        """Return the classes whose error fell most, and those whose error rose most.
-
-        At most `number` of each, the greatest change first; among equals the class with more
-        judged examples.
-        """
-        tally = self._judged()
-        change = (tally.broken - tally.fixed) / np.maximum(tally.counts, 1)
-        falling = np.lexsort((-tally.counts, change))
-        rising = np.lexsort((-tally.counts, -change))
-        better = [int(k) for k in falling if change[k] < 0][:number]
-        worse = [int(k) for k in rising if change[k] > 0][:number]
-        return better, worse
 
     def write(
         self, path: str | Path, *, force: bool = False, progress: Progress | None = None
@@ -189,6 +138,8 @@ class AdjustResult:
         changed = rows = 0
 
         def adjust(block: Block, logits: NDArray[Any]) -> Adjusted:
+            from scipy.special import softmax
+
             nonlocal changed, rows
             _checks.all_finite(logits, name=source.kind, first_row=block.first_row)
             adjusted = logits.astype(np.float64) + shift
@@ -203,7 +154,7 @@ class AdjustResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON."""
-        source, aim = self.predictions, self.target_prior
+        source, aim, tally = self.predictions, self.target_prior, self.tally
         out: dict[str, Any] = {
             "file": source.name,
             "kind": source.kind,
@@ -221,27 +172,20 @@ class AdjustResult:
             "left_out": self.left_out.tolist(),
             "confidence_level": self.level,
         }
-        if self.tally is None:
+        if tally is None:
             return out
-        tally, expected = self.tally, self.expected
-        return out | {
-            "balanced_error": self.balanced.to_dict(),
-            "expected_error": None if expected is None else expected.to_dict(),
-            "error": self.overall.to_dict(),
-            "groups": {name: change.to_dict() for name, change in self.groups.items()},
-            "per_class": {
-                "judged": tally.counts.tolist(),
-                "wrong_before": tally.wrong.tolist(),
-                "wrong_after": (tally.wrong - tally.fixed + tally.broken).tolist(),
-                "fixed": tally.fixed.tolist(),
-                "broken": tally.broken.tolist(),
-            },
+        errors = {"balanced_error": self.balanced, "expected_error": self.expected}
+        errors["error"] = self.overall
+        out |= {name: change and change.to_dict() for name, change in errors.items()}
+        out["groups"] = {name: change.to_dict() for name, change in self.groups.items()}
+        out["per_class"] = {
+            "judged": tally.counts.tolist(),
+            "wrong_before": tally.wrong.tolist(),
+            "wrong_after": (tally.wrong - tally.fixed + tally.broken).tolist(),
+            "fixed": tally.fixed.tolist(),
+            "broken": tally.broken.tolist(),
         }
-
-    def _judged(self) -> Tally:
-        if self.tally is None:
-            raise InputError(f"{self.predictions.name} has no labels, so its error is not known.")
-        return self.tally
+        return out
 
 
 def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
@@ -274,8 +218,6 @@ def adjust_predictions(
     bounds: tuple[float, float] = (0.0, 4.0),
     confidence: float = 0.95,
     n_bootstrap: int = 1000,
-    many: float = 100,
-    few: float = 20,
     random_state: int = 0,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -304,8 +246,6 @@ def adjust_predictions(
         bounds: where to search for tau.
         confidence: level of all intervals.
         n_bootstrap: as in `tune_tau`, for the interval of tau.
-        many: classes with more training examples are "many".
-        few: classes with fewer are "few".
         random_state: seed of the split, or the folds, and of resampling.
         workers: threads; None for as many as there are processors, up to four. The result does
             not depend on it.
@@ -346,7 +286,7 @@ def adjust_predictions(
         raise InputError(
             "with a given `tau=` there is nothing to choose; leave `tune_on=` and `folds=` out."
         )
-    known: dict[str, Any] = {"effective": effective, "level": confidence, "many": many, "few": few}
+    aims: Any = {"target_prior": target_prior, "effective": effective, "level": confidence}
     if not predictions.labelled:
         if parted:
             raise InputError(
@@ -355,8 +295,8 @@ def adjust_predictions(
             )
         if effective or prior is None:
             (prior,) = learnt_priors(predictions, prior, workers=workers)
-        tau = 1.0 if tau is None else tau
-        return AdjustResult(predictions, prior, target_prior, tau, "unlabelled", **known)
+        found: Any = {"prior": prior, "tau": 1.0 if tau is None else tau}
+        return AdjustResult(predictions=predictions, protocol="unlabelled", **found, **aims)
 
     # A prior that is learnt is judged on other examples even where tau is given.
     protocol, amount = "given", 0.0
@@ -390,23 +330,24 @@ def adjust_predictions(
         raise InputError(f"{predictions.name}: fewer than two classes have enough labels.")
     splits = _splits(target, kept, protocol, amount, random_state)
     chosen_on, judged = (np.logical_or.reduce(rows) for rows in zip(*splits, strict=True))
-    parts = [whole] * len(splits)
     if effective or prior is None:
-        # The prior as known to the examples that choose tau, mixed like the training data.
+        # Learnt from the examples that choose tau, weighted to the mix of the training data.
         sets = [choose for choose, _ in splits] + [chosen_on] * (len(splits) > 1)
         priors = learnt_priors(predictions, prior, sets, target, workers=workers)
         parts = [measured(learnt) for learnt in priors]
         prior, whole = priors[-1], parts[-1]
+    else:
+        parts = [whole] * len(splits)
 
     tuning, fold_taus = None, np.empty(0)
     if tau is None:
-        if protocol == "cross-fit":  # first, while there is no other curve in memory
-
-            def choose_tau(fold: int) -> float:
-                part = _restricted(parts[fold], splits[fold][0], kept)
-                return tune_from_intervals(part, bounds=bounds, n_bootstrap=0).tau
-
-            fold_taus = np.array([choose_tau(fold) for fold in range(len(splits))])
+        if protocol == "cross-fit":
+            # Before the choice on all examples, so that only one curve is in memory at a time.
+            chosen = [
+                tune_from_intervals(_restricted(part, rows, kept), bounds=bounds, n_bootstrap=0).tau
+                for part, (rows, _) in zip(parts, splits, strict=False)
+            ]
+            fold_taus = np.array(chosen)
         tuning = tune_from_intervals(
             _restricted(whole, chosen_on, kept),
             bounds=bounds,
@@ -420,21 +361,32 @@ def adjust_predictions(
     for part, (_, rows), fold_tau in zip(parts, splits, taus, strict=False):
         before |= rows & part.right_at(0.0)
         after |= rows & part.right_at(fold_tau)
+    masks = judged, judged & ~before, ~before & after, before & ~after
+    by_class = (np.bincount(target, weights=rows, minlength=width) for rows in masks)
+    tally = Tally(*(amounts.astype(np.int64) for amounts in by_class), level=confidence)
+    groups = {} if prior.counts is None else prior.groups()
     return AdjustResult(
-        predictions,
-        prior,
-        target_prior,
-        tau,
-        protocol,
+        predictions=predictions,
+        prior=prior,
+        tau=tau,
+        protocol=protocol,
         tuning=tuning,
         fold_taus=fold_taus,
+        left_out=left_out,
+        num_labelled=len(target),
         num_tuned=0 if tuning is None else int(chosen_on.sum()),
         num_judged=int(judged.sum()),
-        tally=Tally.of(target[judged], before[judged], after[judged], width),
+        tally=tally,
+        balanced=tally.change(np.ones(width)),
+        expected=None if target_prior is None else tally.change(target_prior.probs),
+        overall=tally.change(tally.counts),
+        groups={
+            name: tally.change(np.bincount(classes, minlength=width))
+            for name, classes in groups.items()
+            if np.any(tally.counts[classes])
+        },
         intervals=_restricted(whole, judged, kept),
-        left_out=left_out,
-        num_left_out=int(counts[left_out].sum()),
-        **known,
+        **aims,
     )
 
 
@@ -492,7 +444,7 @@ def tune_predictions(
 def _splits(
     target: IntArray, kept: IntArray, protocol: str, amount: float, seed: int
 ) -> list[Split]:
-    """Return pairs of examples that choose tau and examples that judge it, each class in both."""
+    """Return the splits of the examples, each of them with every class on both sides."""
     rows = np.isin(target, kept)
     if protocol == "given":
         return [(rows, rows)]
@@ -514,16 +466,17 @@ def _splits(
 
 
 def _restricted(parts: TauIntervals, rows: BoolArray, kept: IntArray) -> TauIntervals:
-    """Return the intervals of some rows alone, with no other classes than the kept ones."""
+    """Return the intervals of the given rows, with the kept classes alone."""
     importance, place = parts.importance[kept], np.full(parts.num_classes, -1)
     place[kept] = np.arange(len(kept))
     parts = replace(parts, num_classes=len(kept), importance=importance / importance.sum())
     if rows.all() and len(kept) == len(place):  # nothing is left out, and no copy needed
         return parts
+    some = np.flatnonzero(rows)
     return replace(
         parts,
-        lower=parts.lower[rows],
-        upper=parts.upper[rows],
-        target=place[parts.target[rows]],
-        weight=parts.weight[rows],
+        lower=parts.lower[some],
+        upper=parts.upper[some],
+        target=place[parts.target[some]],
+        weight=parts.weight[some],
     )

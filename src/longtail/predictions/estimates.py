@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import NormalDist
 from typing import Any
 
@@ -67,41 +67,30 @@ class Tally:
         wrong: of these, wrong before.
         fixed: wrong before and right after.
         broken: right before and wrong after.
+        level: of the confidence intervals.
     """
 
     counts: IntArray
     wrong: IntArray
     fixed: IntArray
     broken: IntArray
+    level: float = field(kw_only=True)
 
-    @classmethod
-    def of(cls, target: IntArray, before: Any, after: Any, num_classes: int) -> Tally:
-        """Count examples by what they were before and after (True where right).
-
-        Examples:
-            >>> tally = Tally.of(np.array([0, 0, 1]), np.array([True, False, False]),
-            ...                  np.array([False, True, True]), 2)
-            >>> tally.fixed, tally.broken
-            (array([1, 1]), array([1, 0]))
-        """
-        masks = (slice(None), ~before, ~before & after, before & ~after)
-        return cls(*(np.bincount(target[rows], minlength=num_classes) for rows in masks))
-
-    def change(self, weight: FloatArray, *, level: float) -> Change:
+    def change(self, weight: Any) -> Change:
         """Return Σ_y w_y wrong_y / n_y before and after, with w scaled to sum to 1.
 
         Args:
             weight: w, shape (num_classes,); zero leaves a class out.
-            level: of the confidence intervals.
         """
+        weight = np.asarray(weight, dtype=np.float64)
         some = np.flatnonzero((weight > 0) & (self.counts > 0))
         counts, wrong = self.counts[some], self.wrong[some]
         fixed, broken = self.fixed[some], self.broken[some]
         share = weight[some] / weight[some].sum()
         return Change(
-            before=estimate(wrong, None, counts, share, level=level),
-            after=estimate(wrong - fixed + broken, None, counts, share, level=level),
-            difference=estimate(broken, fixed, counts, share, level=level),
+            before=estimate(wrong, None, counts, share, level=self.level),
+            after=estimate(wrong - fixed + broken, None, counts, share, level=self.level),
+            difference=estimate(broken, fixed, counts, share, level=self.level),
             num_classes=len(some),
             num_examples=int(counts.sum()),
         )

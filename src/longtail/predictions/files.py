@@ -38,7 +38,7 @@ from longtail._checks import InputError, IntArray
 from longtail.predictions.labels import (
     LABEL_NAMES,
     SEPARATORS,
-    LabelEncoder,
+    class_indices,
     load_npy,
     read_labels,
     readable,
@@ -130,8 +130,8 @@ class Predictions:
                 )
             self.class_names = names
         if self.target is not None:
-            encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
-            self.target, self.labelled = encode(self.target), True
+            self.labelled, known = True, (self.num_classes, self.class_names)
+            self.target = class_indices(self.target, *known, name=self.name)
             if self.num_rows not in (None, len(self.target)):
                 raise InputError(
                     f"{self.name}: there are {self.num_rows} rows but {len(self.target)} labels."
@@ -139,7 +139,7 @@ class Predictions:
 
     def blocks(self, elements: int, *, rest: bool = False) -> Iterator[Block]:
         """Yield the rows in order, about `elements` scores at a time; `rest` keeps whole rows."""
-        encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
+        known = self.num_classes, self.class_names
         row, rows = 0, max(1, elements // self.num_classes)
         if self.table is not None:
             found = self.table.read(rows, rest)
@@ -147,8 +147,10 @@ class Predictions:
             starts = range(0, len(self.mapped), rows)
             found = ((self.mapped[start : start + rows], None, None) for start in starts)
         for scores, labels, whole in found:
-            target = None if labels is None else encode(labels, first_row=row)
-            if self.target is not None:
+            target = None
+            if labels is not None:
+                target = class_indices(labels, *known, name=self.name, first_row=row)
+            elif self.target is not None:
                 target = self.target[row : row + len(scores)]
                 if len(target) < len(scores):
                     raise InputError(
@@ -335,41 +337,42 @@ def _select(
     """Return the kind of the scores, the names of the arrays or columns that hold them, that of
     the labels inside the file or None, and labels from elsewhere or None.
     """
-    names, inside, target = list(names), None, None
-    shown = _checks.listing(names)
+    there, inside, target = list(names), None, None
     if labels is None:
-        inside = next((name for name in LABEL_NAMES if name in names), None)
+        inside = next((name for name in LABEL_NAMES if name in there), None)
     elif not isinstance(labels, str | Path):
         target = labels
-    elif str(labels) in names:
+    elif str(labels) in there:
         inside = str(labels)
     elif Path(labels).is_file():
         target = read_labels(Path(labels), classes)
     else:
         raise InputError(
             f"there is no file {labels} of labels, and {path} has no array or column of that name "
-            f"(it has {shown or 'none with a name'})."
+            f"(it has {_checks.listing(there) or 'none with a name'})."
         )
-    names = [name for name in names if name != inside]
+    names = [name for name in there if name != inside]
     called: dict[Kind, list[str]] = {
         key: [key] if key in names else [n for n in names if n.startswith(PREFIXES[key])]
         for key in KINDS
     }
     if scores is None:
-        there = [key for key in KINDS if called[key] and kind in (None, key)]
-        if len(there) != 1:
+        found = [key for key in KINDS if called[key] and kind in (None, key)]
+        if len(found) != 1:
             raise InputError(
                 f"{path} must have {kind or 'either logits or probs'}: an array of that name, or "
-                f"columns logit_NAME or prob_NAME; it has {shown or 'nothing'}. Say which with "
-                f"`kind='logits'` or `kind='probs'`, name others with `scores=`."
+                f"columns logit_NAME or prob_NAME; it has {_checks.listing(there) or 'nothing'}. "
+                f"Say which with `kind='logits'` or `kind='probs'`, name others with `scores=`."
             )
-        return there[0], called[there[0]], inside, target
+        return found[0], called[found[0]], inside, target
     chosen: dict[str, None] = {}
     for pattern in (part.strip() for part in scores.split(",")):
-        found = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
-        if not found:
-            raise InputError(f"{path} has no array or column {pattern!r}; it has {shown}.")
-        chosen |= dict.fromkeys(found)
+        matching = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        if not matching:
+            raise InputError(
+                f"{path} has no array or column {pattern!r}; it has {_checks.listing(there)}."
+            )
+        chosen |= dict.fromkeys(matching)
     kind = kind or next((key for key in KINDS if chosen.keys() <= set(called[key])), None)
     if kind is None:
         raise InputError(

@@ -42,63 +42,68 @@ def readable(path: str | Path) -> Iterator[None]:
         raise InputError(f"{path} can't be read: {reason}.") from error
 
 
-def whole(text: str) -> int | None:
-    """Return the whole number that a text such as ``3`` or ``3.0`` holds, or None."""
+def as_number(text: str) -> float | None:
+    """Return the number that a text holds, or None; a whole one, such as ``3.0``, as an int."""
     try:
         number = float(text)
     except ValueError:
         return None
-    return int(number) if number.is_integer() else None
+    return int(number) if number.is_integer() else number
 
 
-class LabelEncoder:
-    """Turn labels into class indices and refuse those that the model does not know.
+def class_indices(
+    labels: Any,
+    num_classes: int,
+    class_names: Sequence[str] | None,
+    *,
+    name: str,
+    first_row: int = 0,
+) -> IntArray:
+    """Return labels as class indices, and refuse those that the model does not know.
 
     Args:
+        labels: shape (examples,) or (examples, 1).
         num_classes: L.
         class_names: one per class; None if labels are positions.
         name: of what holds the labels, for messages.
+        first_row: of a block of rows, for messages.
 
     Examples:
-        >>> LabelEncoder(2, ("cat", "dog"), name="x.csv")(["dog", "cat", "0"])
+        >>> class_indices(["dog", "cat", "0"], 2, ("cat", "dog"), name="x.csv")
         array([1, 0, 0])
     """
-
-    def __init__(self, num_classes: int, class_names: Sequence[str] | None, *, name: str) -> None:
-        self.name, self.known = name, f"0 to {num_classes - 1}; name the classes with `classes=`"
-        self._index = {label: k for k, label in enumerate(class_names or ())}
+    array = _checks.as_numpy(labels)
+    if array.ndim != 1 and array.shape[1:] != (1,):
+        raise InputError(
+            f"{name}: labels must have the shape (examples,), one label each; their shape is "
+            f"{array.shape} (of one-hot labels save argmax(axis=1))."
+        )
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8", "replace")
+    if array.dtype.kind not in "iufUb":
+        raise InputError(
+            f"{name}: labels must be whole numbers or names; their dtype is {array.dtype} "
+            f"(names.astype(str) makes them text)."
+        )
+    index = {label: k for k, label in enumerate(class_names or ())}
+    if all(as_number(label) is None for label in index):
+        index |= {str(k): k for k in range(num_classes)}
+    found, inverse = np.unique(array.reshape(-1), return_inverse=True)
+    texts = [str(label).strip() for label in found]
+    unknown = [t for t in texts if t not in index]
+    index |= {t: index.get(str(as_number(t)), -1) for t in unknown if as_number(t) is not None}
+    codes = [index.get(t, -1) for t in texts]
+    result: IntArray = np.array(codes, dtype=np.int64)[inverse]
+    if -1 in codes:
+        row = int(np.argmin(result))
+        known = f"0 to {num_classes - 1}; name the classes with `classes=`"
         if class_names is not None:
-            self.known = _checks.listing(class_names, most=8)
-        if all(whole(label) is None for label in self._index):
-            self._index |= {str(k): k for k in range(num_classes)}
-
-    def __call__(self, values: Any, *, first_row: int = 0) -> IntArray:
-        """Return the class indices of labels, shape (examples,) or (examples, 1)."""
-        array = _checks.as_numpy(values)
-        if array.ndim != 1 and array.shape[1:] != (1,):
-            raise InputError(
-                f"{self.name}: labels must have the shape (examples,), one label each; their "
-                f"shape is {array.shape} (of one-hot labels save argmax(axis=1))."
-            )
-        if array.dtype.kind == "S":
-            array = np.char.decode(array, "utf-8", "replace")
-        if array.dtype.kind not in "iufUb":
-            raise InputError(
-                f"{self.name}: labels must be whole numbers or names; their dtype is "
-                f"{array.dtype} (names.astype(str) makes them text)."
-            )
-        found, inverse = np.unique(array.reshape(-1), return_inverse=True)
-        texts = [str(label).strip() for label in found]
-        index = self._index
-        codes = [index[t] if t in index else index.get(str(whole(t)), -1) for t in texts]
-        result: IntArray = np.array(codes, dtype=np.int64)[inverse]
-        if -1 in codes:
-            row = int(np.argmin(result))
-            raise InputError(
-                f"{self.name}: row {first_row + row} has the label {texts[inverse[row]]!r}, which "
-                f"is none of the classes {self.known}."
-            )
-        return result
+            known = _checks.listing(class_names, most=8)
+        raise InputError(
+            f"{name}: row {first_row + row} has the label {texts[inverse[row]]!r}, which is none "
+            f"of the classes {known}."
+        )
+    return result
 
 
 def read_class_names(text: str) -> list[str]:
@@ -123,7 +128,7 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
             f"{path}: a csv file of labels must have one column, or one called label or target; "
             f"its columns are {_checks.listing(header)}."
         )
-    if not named and (whole(header[0]) is not None or header[0] in (class_names or header)):
+    if not named and (as_number(header[0]) is not None or header[0] in (class_names or header)):
         rows = [header, *rows]
     with readable(path):
         return np.array([row[named[0] if named else 0] for row in rows], dtype=str)
@@ -135,7 +140,8 @@ def read_numbers(
     """Return one number per class, from ``900,90,10`` or a file, by position or by class.
 
     Args:
-        text: numbers, or the name of an .npy, .json, .csv (class, number) or text file.
+        text: numbers, or the name of a text, .npy, .json or .csv file: one column of numbers, or
+            two of classes and numbers (in .json an object).
         option: where the text came from, for messages.
         num_classes: how many there must be; None for as many as there are names, or numbers.
         class_names: names that the file may use.
@@ -143,59 +149,51 @@ def read_numbers(
     Returns:
         Shape (num_classes,), integers if all are whole.
     """
-    values: Any
+    path, labels = Path(text), []
     if os.path.isfile(text):
-        with readable(text):
-            values = _number_file(Path(text))
+        suffix = path.suffix.lower()
+        with readable(path):
+            if suffix == ".npy":
+                rows: Any = load_npy(path).reshape(-1, 1).tolist()
+            elif suffix == ".json":
+                found = json.loads(path.read_bytes(), object_pairs_hook=tuple)
+                rows = found if isinstance(found, tuple) else np.reshape(found, (-1, 1)).tolist()
+            elif suffix in SEPARATORS:
+                rows = _rows(path)
+                if as_number(rows[0][-1]) is None:
+                    rows = rows[1:]  # names of the columns
+            else:
+                rows = [
+                    [word] for (line,) in _rows(path) for word in line.replace(",", " ").split()
+                ]
+            widths = {len(row) for row in rows}
+            if widths not in ({1}, {2}):
+                raise ValueError("it must have one column of numbers, or two: class and number")
+            numbers = np.array([float(row[-1]) for row in rows])
+        labels = [row[0] for row in rows if len(row) == 2]
     else:
-        try:
-            values = [float(word) for word in text.replace(",", " ").split()]
-        except ValueError as error:
+        words = text.replace(",", " ").split()
+        if any(as_number(word) is None for word in words):
             raise InputError(
                 f"{option} must be numbers such as 900,90,10 or a file of them; there is no file "
                 f"{text!r}."
-            ) from error
+            )
+        numbers = np.array([float(word) for word in words])
     if num_classes is None:
-        num_classes = len(values if class_names is None else class_names)
-    if len(values) and isinstance(values[0], tuple):
-        labels, amounts = zip(*values, strict=True)
-        places = LabelEncoder(num_classes, class_names, name=f"{option} {text}")(labels)
+        num_classes = len(numbers if class_names is None else class_names)
+    if labels:
+        places = class_indices(labels, num_classes, class_names, name=f"{option} {text}")
         if len(set(places)) < len(places):
             raise InputError(f"{option} {text} names a class twice.")
-        numbers = np.zeros(num_classes)
-        numbers[places] = amounts
-    else:
-        numbers = np.asarray(values, np.float64)
-        if len(numbers) != num_classes:
-            raise InputError(
-                f"{option} has {len(numbers)} numbers but there are {num_classes} columns of "
-                f"scores; give one number per class, 0 for a class without examples."
-            )
+        given, numbers = numbers, np.zeros(num_classes)
+        numbers[places] = given
+    elif len(numbers) != num_classes:
+        raise InputError(
+            f"{option} has {len(numbers)} numbers but there are {num_classes} columns of "
+            f"scores; give one number per class, 0 for a class without examples."
+        )
     exact = np.all((numbers == np.rint(numbers)) & (np.abs(numbers) < 2**53))
     return numbers.astype(np.int64) if exact else numbers
-
-
-def _number_file(path: Path) -> Any:
-    """Return the numbers of a file in order, or pairs of class and number."""
-    suffix = path.suffix.lower()
-    if suffix == ".npy":
-        return load_npy(path).astype(np.float64).reshape(-1)
-    if suffix == ".json":
-        found = json.loads(path.read_bytes(), object_pairs_hook=lambda pairs: tuple(pairs))
-        if isinstance(found, tuple):
-            return [(k, float(v)) for k, v in found]
-        return np.ravel(found).astype(np.float64)
-    rows = _rows(path)
-    if suffix not in SEPARATORS:
-        return [float(word) for (line,) in rows for word in line.replace(",", " ").split()]
-    try:
-        float(rows[0][-1])
-    except ValueError:
-        rows = rows[1:]  # names of the columns
-    widths = {len(row) for row in rows}
-    if widths not in ({1}, {2}):
-        raise ValueError("it must have one column of numbers, or two: class and number")
-    return [(row[0], float(row[1])) if widths == {2} else float(row[0]) for row in rows]
 
 
 def _rows(path: Path) -> list[list[str]]:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
@@ -26,8 +25,7 @@ from longtail.tuning import TauIntervals
 Progress = Callable[[int, int, str], None]
 _Found = TypeVar("_Found")
 
-# Scores per block. Of a memory map only pages are touched, so large blocks pay; what is parsed,
-# unpacked or computed takes memory.
+# Scores per block: of a memory map, which takes no memory; of what is parsed or computed.
 _MAPPED = 1 << 26
 _COPIED = 1 << 22
 _MOST_ROWS = 1 << 16
@@ -148,6 +146,8 @@ def learnt_priors(
         target: labels, if each class is to weigh what it has in `prior`.
         workers: threads.
     """
+    from scipy.special import softmax
+
     weights = [rows.astype(np.float64) for rows in sets or ()]
     if prior is not None and target is not None:
         for weight in weights:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from longtail import _checks
 from longtail.predictions import AdjustResult, Change
 from longtail.predictions.adjusting import Written
-from longtail.report.tables import Table, percent, plural, shortened, signed
+from longtail.report.tables import GROUP_BOUNDS, Table, percent, plural, signed
 
-# Classes with fewer judged examples than this have wide intervals, and it is said.
+# Classes with fewer judged examples than this have wide intervals, as the summary says.
 _FEW = 5
-# Characters of a line that the numbers of a class take, and what its name has at least.
-_NUMBERS, _LEAST_NAME = 62, 18
+# Classes that are shown of those whose error fell most, and of those whose error rose most.
+_MOST = 5
 
 
 def summary(result: AdjustResult) -> list[str]:
@@ -29,9 +31,7 @@ def summary(result: AdjustResult) -> list[str]:
             _chosen(result),
             f"Nothing could be measured: the examples have no labels. {unsure}",
         ]
-    amount = result.num_judged + result.num_left_out
-    amount += result.num_tuned if result.protocol == "split" else 0
-    first = f"{source.name}: {what} of {amount:,} labelled examples, {classes}."
+    first = f"{source.name}: {what} of {result.num_labelled:,} labelled examples, {classes}."
     found = [first, _chosen(result), conclusion(result)]
     if len(result.left_out):
         names = _checks.listing([source.label(int(k)) for k in result.left_out])
@@ -41,7 +41,8 @@ def summary(result: AdjustResult) -> list[str]:
             f"{plural(few, 'class was', 'classes were')} judged on fewer than {_FEW} "
             f"examples: trust the means more than single classes."
         )
-    return found + _doubts(result)
+    doubts = [] if result.tuning is None else result.tuning.doubts
+    return found + [f"{doubt[0].upper()}{doubt[1:]}." for doubt in doubts]
 
 
 def _chosen(result: AdjustResult) -> str:
@@ -64,36 +65,12 @@ def _chosen(result: AdjustResult) -> str:
     return f"{tau}.{effective if result.effective else ''}"
 
 
-def _doubts(result: AdjustResult) -> list[str]:
-    """Return what speaks against a chosen tau."""
-    tuning = result.tuning
-    if tuning is None:
-        return []
-    found, (low, high) = [], tuning.bounds
-    if tuning.confidence is not None and tuning.few_decide:
-        found.append(
-            f"In effect {tuning.deciding_examples:.0f} of the examples decide about tau, those of "
-            f"rare classes, so its interval is likely too narrow."
-        )
-    if tuning.indifferent:
-        found.append(f"Every tau within the bounds {low:g} and {high:g} is equally good.")
-    elif tuning.at_zero:
-        found.append(
-            "Any adjustment makes it worse: are the counts in the order of the score columns, and "
-            "were the logits not adjusted already?"
-        )
-    elif tuning.at_bound:
-        found.append(
-            f"The best tau touches the bounds {low:g} and {high:g}: consider wider ones (--bounds)."
-        )
-    return found
-
-
 def conclusion(result: AdjustResult) -> str:
     """Return whether the adjustment helped, in one sentence."""
     name, change = "balanced error", result.balanced
     if result.expected is not None:
         name, change = "error under the target frequencies", result.expected
+    assert change is not None  # of labelled examples
     value, low, high = change.difference.value, change.difference.low, change.difference.high
     span = f"from {percent(change.before.value)}% to {percent(change.after.value)}%"
     level = f"{result.level:.0%} interval"
@@ -112,34 +89,30 @@ def conclusion(result: AdjustResult) -> str:
     )
 
 
-def tables(result: AdjustResult, *, width: int | None = None) -> list[Table]:
-    """Return errors before and after: overall and by group, and of the most changed classes.
-
-    Names of classes are cut to fit lines of `width` characters.
-    """
-    if result.tally is None:
+def tables(result: AdjustResult) -> list[Table]:
+    """Return errors before and after: overall and by group, and of the most changed classes."""
+    tally = result.tally
+    if tally is None:
         return []
-    many, few, groups = f"{result.many:g}", f"{result.few:g}", result.groups
-    bounds = {"many": f"over {many}", "medium": f"{few} to {many}", "few": f"under {few}"}
-    rows = [_row("balanced", result.balanced)]
-    rows += [_row(f"  {name} ({bounds[name]})", change) for name, change in groups.items()]
-    rows += [] if result.expected is None else [_row("under the target", result.expected)]
-    rows.append(_row("as they come", result.overall))
+    groups, errors = result.groups, {"balanced": result.balanced}
+    errors |= {f"  {name} ({GROUP_BOUNDS[name]})": change for name, change in groups.items()}
+    errors |= {"under the target": result.expected, "as they come": result.overall}
+    rows = [_row(name, change) for name, change in errors.items() if change is not None]
     header = ("judged on", "before", "after", "change", f"{result.level:.0%} interval")
     note = "balanced: the mean of the classes' errors"
     note += "; many, medium, few: by training examples" if groups else ""
     note += "; as they come: the share of all wrong examples."
     found = [Table("Error in percent", ("", "classes", *header), rows, note)]
-    better, worse = result.most_changed()
-    classes = [*better, *reversed(worse)]
-    if classes:
-        names = [result.predictions.label(k) for k in classes]
-        if width is not None:
-            names = shortened(names, max(_LEAST_NAME, width - _NUMBERS))
-        counts, rows = result.prior.counts, []
-        for name, k in zip(names, classes, strict=True):
-            cells = _row(name, result.of_class(k))
-            rows.append((name, "" if counts is None else f"{counts[k]:g}", *cells[2:]))
+    # Among equals the class with more judged examples.
+    change = (tally.broken - tally.fixed) / np.maximum(tally.counts, 1)
+    better = [k for k in np.lexsort((-tally.counts, change)) if change[k] < 0][:_MOST]
+    worse = [k for k in np.lexsort((-tally.counts, -change)) if change[k] > 0][:_MOST]
+    rows, counts = [], result.prior.counts
+    for k in [*better, *reversed(worse)]:
+        one = tally.change(np.arange(len(change)) == k)
+        name, _, *cells = _row(result.predictions.label(k), one)
+        rows.append((name, "" if counts is None else f"{counts[k]:g}", *cells))
+    if rows:
         found.append(Table("Most changed classes", ("class", "trained on", *header), rows))
     return found
 

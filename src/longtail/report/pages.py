@@ -511,7 +511,7 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     kept = np.setdiff1d(np.arange(prior.num_classes), result.left_out)
     counts, probs = prior.counts, prior.probs[kept]
     judged = ClassPrior(probs / probs.sum(), None if counts is None else counts[kept])
-    groups = {} if counts is None else prior.groups(many=result.many, few=result.few)
+    groups = {} if counts is None else prior.groups()
     page = Page(
         f"Adjusted predictions of {Path(source.name).name}",
         said[2:],
@@ -544,8 +544,7 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     wrong = np.stack([tally.wrong, tally.wrong - tally.fixed + tally.broken])
     looks = {"before": "softmax", "after": ADJUSTED}
     series = [Series(label, figures.color(method)) for label, method in looks.items()]
-    many, few = f"{result.many:g}", f"{result.few:g}"
-    bounds = f"many over {many}, medium {few} to {many}, few under {few}"
+    bounds = ", ".join(f"{name} {bound}" for name, bound in GROUP_BOUNDS.items())
     page.errors(series, np.asarray(100 * wrong[:, kept] / tally.counts[kept]), bounds=bounds)
     if command is not None:
         page.section("again", "How to make it again", "", commands([command]))
@@ -561,6 +560,7 @@ def _adjusted_tau(page: Page, result: AdjustResult) -> None:
     choices = {}
     if result.tuning is not None:
         ends = float(used.min()), float(used.max())
+        assert result.balanced is not None  # of labelled examples
         after = 100 * result.balanced.after.value
         choices["τ chosen on held-out data"] = Choice(result.tau, *ends, after)
     balanced = errors[0].mean(axis=1)

@@ -7,6 +7,7 @@ _calibration  criteria that see tau as a temperature; `fit_temperature`
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -30,8 +31,8 @@ Missing = Literal["error", "nearest"]
 
 # Replicates whose mean is tau, even if no interval is asked for.
 _LEAST_REPLICATES = 40
-# In effect; fewer are few. What the interval holds on either side of it is simulated by
-# benchmarks/bench_coverage.py.
+# Deciding examples below which they are few; benchmarks/bench_coverage.py simulates how often the
+# interval holds the truth on either side of it.
 ENOUGH_TO_DECIDE = 100
 
 
@@ -54,6 +55,9 @@ class TauResult:
         criterion: what was minimised.
         method: the post-hoc method that tau is for.
         bias_mode: of weight normalization, else None.
+        deciding_examples: effective number of held-out examples that decide about the balanced
+            error: all of them in balanced data; little more than those of the rare classes where
+            these have few, each of which moves the error by a large step. None for calibration.
     """
 
     tau: float
@@ -68,6 +72,7 @@ class TauResult:
     criterion: str = "balanced_error"
     method: str = "logit_adjustment"
     bias_mode: str | None = None
+    deciding_examples: float | None = None
 
     @property
     def confidence(self) -> tuple[float, float] | None:
@@ -88,11 +93,6 @@ class TauResult:
         return float(self.curve(_checks.tau(tau)))
 
     @property
-    def indifferent(self) -> bool:
-        """True if every tau within the bounds is equally good, as for logits of a huge scale."""
-        return bool(self.interval == self.curve.bounds)
-
-    @property
     def at_bound(self) -> bool:
         """True if the best tau touches an end of the bounds, so that a better one may lie outside.
 
@@ -104,33 +104,36 @@ class TauResult:
         return (low <= least and below) or high >= most
 
     @property
-    def at_zero(self) -> bool:
-        """True if logits are best not adjusted at all: the best tau is 0, and 0.5 clearly worse.
-
-        Mostly the counts are in another order than the logits' columns then, or the logits were
-        adjusted already.
-        """
-        if self.criterion != "balanced_error" or self.method != "logit_adjustment":
-            return False
-        if not (self.interval[0] <= self.bounds[0] == 0 and self.bounds[1] > 0.5):
-            return False
-        # Two standard errors of one error: of the difference of two it is rather more.
-        return self.error_at(0.5) - self.error_at(0.0) > 2.0 * self.standard_error
-
-    @property
-    def deciding_examples(self) -> float | None:
-        """Effective number of held-out examples that decide about the balanced error.
-
-        All of them in balanced data; little more than those of the rare classes where these have
-        few, each of which moves the error by a large step.
-        """
-        return self.curve.intervals.deciding_examples if isinstance(self.curve, TauCurve) else None
-
-    @property
     def few_decide(self) -> bool:
         """True if so few examples decide that `confidence` is likely too narrow."""
         number = self.deciding_examples
         return number is not None and number < ENOUGH_TO_DECIDE
+
+    @property
+    def doubts(self) -> list[str]:
+        """Reasons to doubt the choice: few examples, a flat curve, a best tau at the bounds.
+
+        A best tau of 0 with 0.5 clearly worse mostly means that the counts are in another order
+        than the logits' columns, or that the logits were adjusted already.
+        """
+        found = []
+        if len(self.resampled) and self.few_decide:
+            number = f"{self.deciding_examples:.0f}"
+            found.append(f"in effect {number} examples decide: the interval is likely too narrow")
+        at_zero = self.interval[0] <= self.bounds[0] == 0 and self.bounds[1] > 0.5
+        exact = self.criterion == "balanced_error" and self.method == "logit_adjustment"
+        # Two standard errors of one error: of the difference of two it is rather more.
+        clearly = 2.0 * self.standard_error
+        if self.interval == self.curve.bounds:
+            found.append(f"every tau within the bounds {self.bounds} is equally good")
+        elif exact and at_zero and self.error_at(0.5) - self.error_at(0.0) > clearly:
+            found.append(
+                "any adjustment makes it worse; check that the counts are in the order of the "
+                "score columns, and that the logits were not adjusted already"
+            )
+        elif self.at_bound:
+            found.append(f"the best tau touches the bounds {self.bounds}: consider wider ones")
+        return found
 
     def to_dict(self, *, curve_points: int = 0) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON, with the curve at `curve_points` taus."""
@@ -183,16 +186,8 @@ class TauResult:
         if not counts[fewest] and self.criterion == "balanced_error":
             missing = _checks.listing(names[k] for k in np.flatnonzero(counts == 0).tolist())
             lines.append(f"class(es) {missing} have none: the nearest in size counts for them too")
-        if self.confidence is not None and self.few_decide:
-            number = f"{self.deciding_examples:.0f}"
-            lines.append(f"in effect {number} of them decide: the interval is likely too narrow")
-        if self.indifferent:
-            lines.append(f"every tau within the bounds {self.bounds} is equally good")
-        elif self.at_zero:
-            lines.append("any adjustment makes it worse: are the counts in the order of the score")
-            lines.append("columns, and were the logits not adjusted already?")
-        elif self.at_bound:
-            lines.append(f"the best tau touches the bounds {self.bounds}: consider wider ones")
+        for doubt in self.doubts:
+            lines += textwrap.wrap(doubt, 78)
         return "\n  ".join(lines)
 
     def _landmarks(self) -> list[float]:
@@ -395,6 +390,7 @@ def tune_from_intervals(
         confidence_level=float(confidence),
         method=intervals.method,
         bias_mode=intervals.bias_mode,
+        deciding_examples=intervals.deciding_examples,
     )
 
 

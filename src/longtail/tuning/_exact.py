@@ -34,6 +34,9 @@ TIE = 1e-12
 # goes again, where floats leave rounding that would break ties between cells.
 _UNIT = 2.0**62
 
+# Divisor in place of a sum over no examples.
+_TINY = np.finfo(np.float64).tiny
+
 # Examples times replicates up to which each replicate is drawn: a fraction of a second.
 _EXACT_DRAWS = 3_000_000
 # Classes with fewer examples are drawn together.
@@ -184,12 +187,14 @@ class TauIntervals:
     @property
     def shares(self) -> FloatArray:
         """Part of the error that each example is if it is wrong, shape (examples,)."""
-        return _divided(self.importance, self.by_class(self.weight))[self.target] * self.weight
+        totals = np.maximum(self.by_class(self.weight), _TINY)
+        return np.asarray((self.importance / totals)[self.target] * self.weight)
 
     @property
     def effective_counts(self) -> FloatArray:
         """Examples of each class; of weighted ones as many alike ones as tell as much (Kish)."""
-        return _divided(self.by_class(self.weight) ** 2, self.by_class(self.weight**2))
+        squares = np.maximum(self.by_class(self.weight**2), _TINY)
+        return np.asarray(self.by_class(self.weight) ** 2 / squares)
 
     @property
     def deciding_examples(self) -> float:
@@ -200,9 +205,9 @@ class TauIntervals:
         (Σ v)² / Σ (v² / n) examples: all of them in balanced data, those of the rarest class where
         it alone is small.
         """
-        alike = self.effective_counts
-        variances = _divided(self.importance**2, alike)
-        return float(variances.sum() ** 2 / _divided(variances**2, alike).sum())
+        alike = np.maximum(self.effective_counts, _TINY)
+        variances = self.importance**2 / alike
+        return float(variances.sum() ** 2 / (variances**2 / alike).sum())
 
     def with_stand_ins(self, prior: ClassPrior) -> TauIntervals:
         """Return the same with the importance of absent classes given to the nearest in size.
@@ -231,12 +236,6 @@ class TauIntervals:
             f"TauIntervals(examples={len(self.target)}, num_classes={self.num_classes}, "
             f"method={self.method!r})"
         )
-
-
-def _divided(amount: NDArray[Any], by: NDArray[Any]) -> FloatArray:
-    """Return the quotient, 0 where there is nothing to divide by."""
-    quotient: FloatArray = np.zeros(np.broadcast(amount, by).shape)
-    return np.asarray(np.divide(amount, by, out=quotient, where=by > 0))
 
 
 @np.errstate(all="ignore")  # infinity is no bound
@@ -389,8 +388,8 @@ class TauCurve:
         self.positions = positions = positions[order]
         # The example that becomes right (+1) or wrong (−1) at each position.
         self.changed = np.concatenate([begins, ends])[order]
-        self.signs = np.repeat([1, -1], [len(begins), len(ends)])[order]
-        first = units[intervals.right_at(low)].sum()
+        self.signs = np.where(order < len(begins), 1, -1)
+        first = (units * intervals.right_at(low)).sum()
         right = np.append(first, first + (self.signs * units[self.changed]).cumsum())
         # Shares that were rounded to units may add up to a hair more or less than one.
         self._errors = np.where(right == units.sum(), 0.0, np.maximum(1.0 - right / _UNIT, 0.0))
@@ -405,7 +404,7 @@ class TauCurve:
         self.min_value = float(self.values.min())
         # How far each cell is from tau = 1, negative if it is inside.
         self.away = np.maximum(self.breakpoints[:-1] - 1.0, 1.0 - self.breakpoints[1:])
-        # Where the largest logits are equal, zero alone has the lowest index win, as argmax does.
+        # At zero alone equal logits go to the lowest index, as argmax has it.
         at_zero = self(0.0) if low <= 0.0 <= high else math.inf
         self.zero_alone = at_zero < self.min_value - TIE
         if self.zero_alone:
@@ -429,13 +428,12 @@ class TauCurve:
         parts = self.intervals
         totals = parts.by_class(parts.weight)
         missed = parts.by_class(parts.weight * ~parts.right_at(tau))
-        return np.where(totals > 0, _divided(missed, totals), np.nan)
+        return np.where(totals > 0, missed / np.maximum(totals, _TINY), np.nan)
 
     def standard_error(self, tau: float) -> float:
         """Return the standard error of the error at this tau, the classes' own sizes fixed.
 
-        It isn't the examples' own spread, which is nil in a class of one: `mean_variance` says how
-        few of them widen it.
+        Few examples widen it, also where all of them are right (`mean_variance`).
         """
         parts, alike = self.intervals, self.intervals.effective_counts
         some = np.flatnonzero((parts.importance > 0) & (alike > 0))
@@ -470,12 +468,12 @@ class TauCurve:
 
 
 class Groups(NamedTuple):
-    """Groups whose sizes stay when their examples are drawn again, and what a draw is made of.
+    """Groups of examples that are drawn again with replacement, each by itself.
 
-    They are the classes, since the balanced error looks at each class by itself. But a class of one
-    example would be the same in every draw, as if its error were known: those of few examples are
-    one group, each example with the share that its own class has in the error. Whole weights are
-    copies; others are drawn along with their examples.
+    A group is a class, since the balanced error looks at each class by itself. But a class of one
+    example would be the same in every draw, as if its error were known: the classes of few
+    examples are one group, in which each example has the share of its own class in the error.
+    Whole weights are copies; others are drawn along with their examples.
     """
 
     of: IntArray  # group of each example
@@ -516,7 +514,7 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     number = np.bincount(groups.of, weights=groups.copies).astype(np.int64)
     size, start = np.repeat(number, number), np.repeat(np.cumsum(number) - number, number)
     unit, importance = groups.share / groups.copies, groups.importance[groups.of]
-    # Where logits are equal, zero alone may have others right than every tau right behind it.
+    # Where logits are equal, tau = 0 may get other examples right than any tau just above it.
     zero = parts.right_at(0.0) * 1.0 - parts.right_at(2.0 * curve.near)
     zero *= curve.bounds[0] <= 0.0 < curve.bounds[1]
     behind = np.searchsorted(curve.breakpoints, curve.near, side="right") - 1
@@ -564,11 +562,11 @@ def _normal_taus(
 def normal_noise(covariance: FloatArray, draws: int, rng: np.random.Generator) -> FloatArray:
     """Return normal noise of this covariance, shape (draws, numbers)."""
     size = len(covariance)
-    # Rounding may leave a singular matrix just short of positive definite,
+    # Rounding may leave a singular matrix just short of positive definite.
     ridge = np.diag(np.full(size, 1e-9 * covariance.max() + np.finfo(np.float64).tiny))
     try:
         root = np.linalg.cholesky(covariance + ridge)
-    except np.linalg.LinAlgError:  # or, of numbers that hardly vary, be all that is there
+    except np.linalg.LinAlgError:  # numbers that vary by rounding alone
         values, vectors = np.linalg.eigh(covariance)
         root = vectors * np.sqrt(values.clip(min=0.0))
     return np.asarray(rng.standard_normal((draws, size)) @ root.T)
@@ -587,11 +585,10 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
         np.ceil((x - taus[0]) * scale).clip(0, points).astype(np.int32)
         for x in (parts.lower, parts.upper)
     )
-    square = groups.share**2 / groups.copies
-    squares = np.bincount(groups.of, weights=square)
-    ever = begin < end
-    begin, end, square = begin[ever], end[ever], square[ever]
-    group, share = groups.of[ever], groups.share[ever]
+    group, square = groups.of, groups.share**2 / groups.copies
+    squares = np.bincount(group, weights=square)
+    # Nothing of those that are right at none of the taus: cheaper than to leave them out.
+    share, square = (amount * (begin < end) for amount in (groups.share, square))
 
     # Σ s² / k over the examples right at both a and b ≥ a: those that begin by a, end after b.
     size = (points + 1) ** 2
@@ -603,14 +600,16 @@ def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) 
     # The means: importance_g p_g, and Σ s² / k of the right ones, per group.
     for first in range(0, len(squares), _CLASS_BLOCK):
         rows = slice(first, min(first + _CLASS_BLOCK, len(squares)))
-        mine = (group >= rows.start) & (group < rows.stop)
+        mine: Any = slice(None)
+        if len(squares) > _CLASS_BLOCK:
+            mine = (group >= rows.start) & (group < rows.stop)
         row, size = (group[mine] - first) * (points + 1), (rows.stop - first) * (points + 1)
         sums = []
         for amount in (share[mine], square[mine]):
             change = np.bincount(row + begin[mine], weights=amount, minlength=size)
             change = change - np.bincount(row + end[mine], weights=amount, minlength=size)
             sums.append(change.reshape(-1, points + 1).cumsum(axis=1)[:, :points])
-        mean = _divided(sums[0], groups.importance[rows, None])
+        mean = sums[0] / np.maximum(groups.importance[rows, None], _TINY)
         crossed = mean.T @ sums[1]
         covariance -= crossed + crossed.T - mean.T @ (squares[rows, None] * mean)
     return np.asarray(covariance)
