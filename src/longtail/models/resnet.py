@@ -69,7 +69,10 @@ def norm_act(
             x = conv(x)
     options: dict[str, Any] = {"training": bn.training, "momentum": bn.momentum, "eps": bn.eps}
     options |= {"moments": moments, "residual": residual}
-    tensors: Any = (x, bn.weight, bn.bias, bn.running_mean, bn.running_var)
+    running: Any = (bn.running_mean, bn.running_var)
+    if bn.training and not bn.track_running_stats:  # as torch's own layer
+        running = (None, None)
+    tensors: Any = (x, bn.weight, bn.bias, *running)
     if fork:
         return kernel.norm_act_fork(*tensors, **options)
     return kernel.norm_act(*tensors, relu=relu, **options)
@@ -81,8 +84,8 @@ def count_batches(model: nn.Module) -> None:
     `nn.BatchNorm2d` does this itself, one kernel for each layer; here one launch serves them
     all, which a small network's step notices.
     """
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and m.training]
-    counters = [m.num_batches_tracked for m in norms if m.num_batches_tracked is not None]
+    norms = (m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and m.training)
+    counters: Any = [m.num_batches_tracked for m in norms if m.track_running_stats]
     if counters:
         torch._foreach_add_(counters, 1)
 
