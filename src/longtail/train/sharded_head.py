@@ -2,13 +2,14 @@
 
 `ShardedHead` is a linear layer whose weights are DTensors, with its loss and its predictions:
 
-    ℓ(y, f) = α_y · (log Σ_j e^{z_j} − z_y),   z = s · (f + b), but z_y is s · (a_y + b_y) less
+    ℓ(y, f) = α_y · log(1 + Σ_{j≠y} e^{z_j − z_y}),   z_j = s · (f_j + b_j),   z_y = s · (f_y − a_y)
 
 A process computes the scores z of its own classes. Of each example it tells the others the largest
-of them, the sum of their exponentials, and how far the target is from the largest if it is among
-them; these few numbers are all that is exchanged. The logits exist once, in the features' type:
-they become exponentials in the forward pass and their own gradient in the backward pass, in place.
-Arithmetic is float32, in blocks of rows.
+of a class that is not the target, the sum of their exponentials, and the target's score if it has
+that one; these few numbers are all that is exchanged. Since the target's own exponential is not in
+the sum, small losses and their gradients keep their digits. The logits exist once, in the features'
+type: they become exponentials in the forward pass and their own gradient in the backward pass, in
+place. Arithmetic is float32, in blocks of rows.
 """
 
 from __future__ import annotations
@@ -66,54 +67,61 @@ class SliceLoss(torch.autograd.Function):
         epsilon, weight = criterion.label_smoothing, criterion.weight
         alpha = criterion.alpha if weight is None else criterion.alpha * weight
         alpha = alpha.to(work_dtype(logits))
+        spread = epsilon / len(alpha) * alpha if epsilon > 0 else None  # q of every class, times α
         ignored = target == criterion.ignore_index
         target = target.masked_fill(ignored, 0)
+        own = (1.0 - epsilon) * alpha.gather(0, target)  # and of the target besides
         mine = (target >= part.start) & (target < part.stop)
         column = ((target - part.start) * mine).unsqueeze(1)
-        own = (1.0 - epsilon) * alpha.gather(0, target) * mine  # q of the target, times its α
-        spread = epsilon / len(alpha) * alpha[part] if epsilon > 0 else None  # and of all classes
-        stats = alpha.new_zeros(4, len(target))
-        tops, sums, parts, gaps = stats
-        tops.fill_(torch.finfo(alpha.dtype).min)  # of a slice without classes
-        parts.copy_(own if spread is None else own + spread.sum())
+        lowest = torch.finfo(alpha.dtype).min
+        told = alpha.new_zeros(3 if spread is None else 4, len(target))
+        tops, sums, scores = told[:3]
+        tops.fill_(lowest)  # of a slice without rivals of the target
         for rows in _blocks(logits):
-            block, at = logits[rows], column[rows]
+            block, at, here = logits[rows], column[rows], mine[rows].unsqueeze(1)
             z = block.to(alpha.dtype)
             if bias is not None:
                 z.add_(bias[part])
             if scale != 1:
                 z.mul_(scale)
-            if lower is not None:
-                drop = scale * lower.gather(0, target[rows]) * mine[rows]
-                z.scatter_add_(1, at, -drop.to(z.dtype).unsqueeze(1))
-            tops[rows] = z.amax(1)
-            z.sub_(tops[rows].unsqueeze(1))
-            gaps[rows] = -own[rows] * z.gather(1, at).squeeze(1)
             if spread is not None:
-                gaps[rows] -= z @ spread
-            sums[rows] = z.exp_().sum(1)
+                told[3, rows] = z @ spread[part]
+            found = z.gather(1, at)
+            z.scatter_(1, at, found.masked_fill(here, lowest))
+            scores[rows] = (found * here).squeeze(1)
+            tops[rows] = z.amax(1)
+            sums[rows] = z.sub_(tops[rows].unsqueeze(1)).exp_().sum(1)
             block.copy_(z)
-        all_tops, all_sums, all_parts, all_gaps = gather(stats).unbind(1)
-        top = all_tops.amax(0)
-        whole, total = (all_sums * (all_tops - top).exp()).sum(0), all_parts.sum(0)
-        losses = total * whole.log() + (all_gaps + all_parts * (top - all_tops)).sum(0)
-        share = total * (tops - top).exp() / whole  # α p of an exponential of 1
-        ctx.scale = scale
-        ctx.save_for_backward(logits, column, ignored, own, share, spread)
+        if lower is not None:
+            scores.sub_(scale * lower.gather(0, target) * mine)
+        all_tops, all_sums, all_scores, *all_spread = gather(told).unbind(1)
+        top, score = all_tops.amax(0), all_scores.sum(0)
+        rest = (all_sums * (all_tops - top).exp()).sum(0)
+        odds = F.softplus(rest.log() + top - score, threshold=40.0)  # log Σ_j e^{z_j} − z_y
+        whole = rest + (score - top).exp()  # where it is infinite, no rival has a share
+        wrong = rest / whole  # 1 − p_y
+        losses, total, lost = own * odds, own, own * wrong
+        if spread is not None:
+            every = spread.sum()
+            losses = losses + every * (score + odds) - all_spread[0].sum(0)
+            total, lost = own + every, lost - every * (1.0 - wrong)
+        share = total * (tops - top).exp() / whole  # the slope of z for an exponential of 1
+        ctx.scale, spread = scale, None if spread is None else spread[part]
+        ctx.save_for_backward(logits, column, ignored, lost * mine, share, spread)
         return losses.masked_fill(ignored, 0.0)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        """Turn the exponentials into the logits' gradient, s · (α p − q)."""
-        logits, column, ignored, own, share, spread = ctx.saved_tensors
+        """Turn the exponentials into the logits' gradient, s · (α p − q), in place."""
+        logits, column, ignored, lost, share, spread = ctx.saved_tensors
         # A mean over nothing has an infinite slope.
         slope = (ctx.scale * slope).masked_fill(ignored, 0.0).unsqueeze(1)
-        share, own = slope * share.unsqueeze(1), slope * own.unsqueeze(1)
+        share, lost = slope * share.unsqueeze(1), slope * lost.unsqueeze(1)
         for rows in _blocks(logits):
             block = logits[rows]
             grad = block.to(share.dtype).mul_(share[rows])
-            grad.scatter_add_(1, column[rows], -own[rows])
+            grad.scatter_add_(1, column[rows], -lost[rows])
             if spread is not None:
                 grad.addcmul_(slope[rows], spread, value=-1.0)
             block.copy_(grad)
@@ -263,10 +271,11 @@ class ShardedHead(nn.Module):
     ) -> Tensor:
         """The criterion's loss of the logits of all classes, which no process ever holds.
 
-        A process computes its own classes' logits, once, and exchanges four numbers per example
-        with the others. Half-precision logits are computed with in float32; under autocast the
-        logits are made in autocast's type. Class weights, `ignore_index`, label smoothing and
-        reductions mean what they mean to the criterion. There is no second derivative.
+        A process computes its own classes' logits, once, and exchanges three numbers per example
+        with the others, or four with label smoothing. Half-precision logits are computed with in
+        float32; under autocast the logits are made in autocast's type. Class weights,
+        `ignore_index`, label smoothing and reductions mean what they mean to the criterion. There
+        is no second derivative.
 
         Args:
             features: shape (N, D).
@@ -412,16 +421,13 @@ class ShardedHead(nn.Module):
         return given.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
     def _check_criterion(self, criterion: PairwiseMarginLoss) -> None:
+        rule = None
         if criterion.dense is not None or isinstance(criterion, EqualizedThresholdLoss):
-            raise InputError(
-                f"ShardedHead.loss: `criterion` must be a loss whose margin is additive and that "
-                f"drops no competitors at random, unlike {criterion.name!r}."
-            )
-        if criterion.label_smoothing and criterion.parts()[2] is not None:
-            raise InputError(
-                f"ShardedHead.loss: label smoothing is for losses that leave the target's own "
-                f"logit alone, such as LogitAdjustedLoss, unlike {criterion.name!r}."
-            )
+            rule = "must be a loss whose margin is additive and that drops no competitors at random"
+        elif criterion.label_smoothing and criterion.parts()[2] is not None:
+            rule = "has label smoothing, so it must leave the target's own logit alone"
+        if rule is not None:
+            raise InputError(f"ShardedHead.loss: `criterion` {rule}, unlike {criterion.name!r}.")
         if criterion.num_classes != self.num_classes:
             raise InputError(
                 f"ShardedHead.loss: the criterion has {criterion.num_classes} classes but the head "

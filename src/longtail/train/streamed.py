@@ -5,9 +5,9 @@ larger than a micro-batch, and gradients add up to those of the mean over the gl
 of losses are divided by the weight of the whole batch, whoever holds how much of it. Only batch
 norm sees the parts.
 
-Images come as bytes from worker processes (`data.streaming`), are copied to the device while it
-works on the step before, and are normalised there. The last layer is whole in every process, with
-a loss from all classes or from some that are drawn, or cut over the processes (`sharded`).
+Images come as bytes from worker processes (`data.streaming`) and are normalised on the device. The
+last layer is whole in every process, with a loss from all classes or from some that are drawn, or
+cut over the processes (`sharded`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from types import MappingProxyType
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -90,11 +90,35 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 class Part(NamedTuple):
-    """Some images of a step on the device; `counts` is 0 where they only fill up, else 1."""
+    """Images of a step that go through the network together, on the device."""
 
     images: Tensor  # uint8, shape (images, 3, size, size), channels last
     labels: Tensor
-    counts: float
+    counts: float = 1.0  # 0 if they only fill up a part that would have none
+
+
+def micro_batches(first: int, size: int, world: World, micro_batch: int) -> list[IntArray]:
+    """The places in the epoch that a process takes of a batch, a micro-batch at a time.
+
+    Every process has as many parts as the largest share needs, since all must take part in each.
+    One that has no images left looks at the batch's first, which must not count there.
+
+    Args:
+        first: the batch's first place.
+        size: of the global batch.
+        world: the process among the others.
+        micro_batch: the most places at a time.
+
+    Examples:
+        >>> [part.tolist() for part in micro_batches(10, 3, World(rank=0, count=2), 1)]
+        [[10], [10]]
+        >>> [part.tolist() for part in micro_batches(10, 3, World(rank=1, count=2), 1)]
+        [[11], [12]]
+    """
+    mine, largest = world.share(size), -(-size // world.count)
+    places = first + np.arange(mine.start, mine.stop)
+    parts = np.array_split(places, -(-largest // micro_batch))
+    return [part if len(part) else np.array([first]) for part in parts]
 
 
 class PixelNetwork(nn.Module):
@@ -143,7 +167,7 @@ class StreamedTraining:
 
     on_disk = True
     block = 1  # steps whose batches are made at once
-    active, graphs = nullcontext, MappingProxyType[int, Any]({})
+    active, graphs = nullcontext, None  # set by `cuda_graphs.place`
 
     def __init__(
         self,
@@ -163,6 +187,17 @@ class StreamedTraining:
         self.criterion = self.criteria[0]
         self.criterion.reduction = "sum"
         self.sampled: SampledSoftmaxLoss | None = None
+        if recipe.sampled_classes:
+            # Classes are drawn once for each global batch, whatever a process's share and parts.
+            method, prior = planner.method, planner.prior
+            self.sampled = SampledSoftmaxLoss(
+                prior,
+                num_sampled=recipe.sampled_classes,
+                margin=margins.by_name(method.loss, prior, **method.settings),
+                reduction="sum",
+                generator=self.generators[0],
+            ).to(self.device)
+            self.sampled.class_weight = self.criterion.weight  # the tensor that an epoch's go into
         self.sharded = recipe.classifier == "sharded"
         self.model = trunk = new_network(recipe, data, seed=planner.seed)
         if self.sharded:
@@ -172,23 +207,10 @@ class StreamedTraining:
             trunk = without_head(self.model)  # what a step calls is whole in every process
         else:
             self.model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if recipe.sampled_classes:
-            # Classes are drawn once for each global batch, whatever a process's share and parts.
-            self.sampled = SampledSoftmaxLoss(
-                planner.prior,
-                num_sampled=recipe.sampled_classes,
-                margin=margins.by_name(
-                    planner.method.loss, planner.prior, **planner.method.settings
-                ),
-                reduction="sum",
-                generator=self.generators[0],
-            ).to(self.device)
-            self.sampled.class_weight = self.criterion.weight  # the tensor that an epoch's go into
-        module = PixelNetwork(
-            trunk, recipe, precision=precision, device=self.device, loss=self.sampled
-        )
         self.optimizer = make_optimizer(self.model, recipe, self.device)
-        self._averaged = world.average_gradients(module)
+        self._averaged = world.average_gradients(
+            PixelNetwork(trunk, recipe, precision=precision, device=self.device, loss=self.sampled)
+        )
         self.call: Any = self._averaged
         if on_gpu if self.how.compile is None else self.how.compile:
             torch.compiler.reset()  # after some networks in one process torch would stop compiling
@@ -203,11 +225,9 @@ class StreamedTraining:
             pin_memory=on_gpu,
         )
         self.losses = torch.zeros(len(self.batch_sizes), dtype=torch.float64, device=self.device)
-        self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.plans: list[EpochPlan] = []
         self.epoch, self.at = -1, 0  # and the step that comes next
-        self._parts: list[Part] = []
-        self._waiting: list[Part] = []
+        self._parts = list[Part]()
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
@@ -216,18 +236,34 @@ class StreamedTraining:
         self.losses.zero_()
         self.model.train(not self.recipe.freeze_backbone)
         self._left_out = self.stream.skipped.total()
-        self._read(epoch, self.plans[0].images.rows.numpy())
-        self._waiting = self._fetch(0)
+        self._steps = self._read(epoch)
+
+    def _read(self, epoch: int) -> Iterator[list[Part]]:
+        """Read an epoch; yield the parts of each step, on their way to the device."""
+        rows, first = self.plans[0].images.rows.numpy(), 0
+        steps: list[list[list[IntArray]]] = []  # the pieces of each part of each step
+        for size in self.batch_sizes:
+            parts = micro_batches(first, size, self.world, self.how.micro_batch)
+            steps.append([np.array_split(part, -(-len(part) // _PIECE)) for part in parts])
+            first += size
+        pieces = [piece for step in steps for part in step for piece in part]
+        self.stream.set_plan(epoch, [(rows[piece], piece) for piece in pieces])
+        arriving = iter(self.stream)
+        for size, step in zip(self.batch_sizes, steps, strict=True):
+            share, found = self.world.share(size), list[Part]()
+            for number, part in enumerate(step):
+                images, labels = (
+                    torch.cat([values.to(self.device, non_blocking=True) for values in column])
+                    for column in list(zip(*islice(arriving, len(part)), strict=True))[:2]
+                )
+                # Images lie in the first parts.
+                counts = float(number < share.stop - share.start)
+                found.append(Part(images, labels, counts))
+            yield found
 
     def prepare(self, number: int) -> None:
-        """Before step `number`: take what was fetched for it."""
-        self.at, self._parts = number, self._waiting
-        if self._copies is not None:
-            here = torch.cuda.current_stream(self.device)
-            here.wait_stream(self._copies)
-            for part in self._parts:  # so that their memory is not reused while it is read
-                part.images.record_stream(here)
-                part.labels.record_stream(here)
+        """Before step `number`: take its images, which go to the device while that still works."""
+        self.at, self._parts = number, next(self._steps)
 
     def step(self, size: int) -> None:
         """One step on this process's part of the next `size` examples."""
@@ -240,38 +276,37 @@ class StreamedTraining:
         elif isinstance(self.criterion, EqualizedThresholdLoss):
             classes = self.data.num_classes
             drawn = self.criterion.draw(torch.empty(size, classes, device=self.device))
+            drawn = drawn[self.world.share(size)]
         for number, part in enumerate(self._parts):
             # Gradients stay here until the last part of a step has added its own.
             sent = self.world.count == 1 or number + 1 == len(self._parts)
             with nullcontext() if sent else self._averaged.no_sync():  # type: ignore[operator]
-                loss = self._sum(part, number, drawn) / total
+                loss = self._sum(part, number, size, drawn) / total
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self.at] += loss.detach()
         set_rate(self.optimizer, float(self.plans[0].rates[self.at]))
         self.optimizer.step()
         self._parts = []
-        self._waiting = self._fetch(self.at + 1)  # while the device works
 
-    def _sum(self, part: Part, number: int, drawn: Tensor | None) -> Tensor:
+    def _sum(self, part: Part, number: int, size: int, drawn: Tensor | None) -> Tensor:
         """This process's part of the sum of losses; those of all processes add up to the sum."""
         images, labels, counts = part
-        size = self.batch_sizes[self.at]
         if self.sharded:  # each process knows the sum of all, and takes an equal share of it
             if not counts:
                 labels = torch.full_like(labels, self.criterion.ignore_index)
             rows = None
             if self.how.on_error == "stop":  # how many each process has is known
-                everyone = range(self.world.count)
-                rows = [len(self._places(0, size, rank)[number]) for rank in everyone]
+                every = [World(rank, self.world.count) for rank in range(self.world.count)]
+                taken = [micro_batches(0, size, one, self.how.micro_batch) for one in every]
+                rows = [len(parts[number]) for parts in taken]
             fc: Any = self.model.fc
             whole = fc.loss(self.call(images), labels, self.criterion, rows=rows)
             return cast(Tensor, whole / self.world.count)
         if self.sampled is not None:
             return counts * cast(Tensor, self.call(images, labels, drawn))
         if drawn is not None:
-            place = self.world.share(size).start
-            place += sum(len(before.labels) for before in self._parts[:number])
+            place = sum(len(before.labels) for before in self._parts[:number])
             drawn = drawn[place : place + len(labels)]
         return counts * cast(Tensor, self.criterion(self.call(images), labels, dropped=drawn))
 
@@ -280,46 +315,6 @@ class StreamedTraining:
         weight = self.criterion.weight
         of_each = torch.ones_like(part.labels) if weight is None else weight.gather(0, part.labels)
         return part.counts * of_each.double().sum()
-
-    def _read(self, epoch: int, rows: IntArray) -> None:
-        """Start to read an epoch, in pieces of each part of each step."""
-        self._layout: list[list[int]] = []  # of each step the number of pieces of each part
-        batches: list[tuple[IntArray, IntArray]] = []
-        first = 0
-        for size in self.batch_sizes:
-            parts = self._places(first, size, self.world.rank)
-            pieces = [np.array_split(part, -(-len(part) // _PIECE)) for part in parts]
-            self._layout.append([len(of_part) for of_part in pieces])
-            batches += [(rows[piece], piece) for of_part in pieces for piece in of_part]
-            first += size
-        self.stream.set_plan(epoch, batches)
-        self._batches = iter(self.stream)
-
-    def _places(self, first: int, size: int, rank: int) -> list[IntArray]:
-        """The places in the epoch that a process takes of a batch, a micro-batch at a time."""
-        mine = World(rank, self.world.count).share(size)
-        places = first + np.arange(mine.start, mine.stop)
-        # As many parts in every process as the largest share needs. A part without images looks
-        # at the batch's first and gives it no weight, since every process must take part.
-        largest = -(-size // self.world.count)
-        parts = np.array_split(places, -(-largest // self.how.micro_batch))
-        return [part if len(part) else np.array([first]) for part in parts]
-
-    def _fetch(self, number: int) -> list[Part]:
-        """The images of a step, on their way to the device; nothing after the last step."""
-        if number >= len(self._layout):
-            return []
-        share, found = self.world.share(self.batch_sizes[number]), list[Part]()
-        for at, count in enumerate(self._layout[number]):
-            pieces = [next(self._batches) for _ in range(count)]
-            with nullcontext() if self._copies is None else torch.cuda.stream(self._copies):
-                images, labels = (
-                    torch.cat([values.to(self.device, non_blocking=True) for values in column])
-                    for column in list(zip(*pieces, strict=True))[:2]
-                )
-            # Images lie in the first parts.
-            found.append(Part(images, labels, counts=float(at < share.stop - share.start)))
-        return found
 
     def mean_losses(self) -> list[float]:
         """The mean loss of the epoch's examples; ends the epoch for all processes alike."""
