@@ -184,7 +184,7 @@ class Perturbation:
             steps *= scale.index_select(0, self._owner)
         if may_overflow:
             steps.nan_to_num_(nan=0.0)  # an infinite norm made them 0, or 0 · inf
-        torch._foreach_add_(self._moved, steps.split([flat.numel() for flat in self._moved]))
+        torch._foreach_add_(self._moved, torch.split(steps, [p.numel() for p in self._moved]))
 
     @torch.no_grad()
     def back(self) -> None:
