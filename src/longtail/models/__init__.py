@@ -35,7 +35,7 @@ ImageShape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """A network of `MODELS` and the images it takes."""
+    """Network of `MODELS`, and the images it takes."""
 
     make: Callable[[ImageShape, HeadFactory], nn.Module]
     smallest: int  # height and width; below it the last maps would be mere padding

@@ -128,7 +128,7 @@ def normalize(
     std: Sequence[float] | Tensor,
     pixel_range: float,
 ) -> Tensor:
-    """Pixels as float32: (pixels / pixel_range − mean) / std, channel by channel.
+    """Return pixels as float32: (pixels / pixel_range − mean) / std, channel by channel.
 
     Args:
         pixels: shape (batch, channels, height, width), as they came.

@@ -31,7 +31,7 @@ _Loss = TypeVar("_Loss", Tensor, float, None)  # what a closure returns
 
 
 class SAM:
-    """An optimiser that steps by the gradient at w + e instead of w.
+    """Optimiser that steps by the gradient at w + e instead of w.
 
     Either ``loss = sam.step(closure)``, where the closure computes the loss, calls ``backward()``
     and returns the loss; or by hand: backward, `first_step`, backward again on the same batch,

@@ -1,4 +1,4 @@
-"""The last layer cut over processes: each holds a slice of the classes, and no one all logits.
+"""Last layer cut over processes: each holds a slice of the classes, and none all logits.
 
 `ShardedHead` is a linear layer whose weights are DTensors, with its loss and its predictions:
 
@@ -40,7 +40,7 @@ _DRAWN = 4096  # rows of the weights at once, at the start
 
 
 class SliceLoss(torch.autograd.Function):
-    """The loss of each example, shape (N,), from the logits of a slice of the classes.
+    """Loss of each example, shape (N,), from the logits of a slice of the classes.
 
     With label smoothing ε it is (1 − ε) · ℓ(y, f) + ε/C · Σ_c ℓ(c, f), for losses with a + b = 0.
     """
@@ -138,7 +138,7 @@ def _blocks(logits: Tensor) -> list[slice]:
 
 
 class ShardedHead(nn.Module):
-    """A linear layer with a slice of the classes on each process, and its loss without the logits.
+    """Linear layer with a slice of the classes on each process, and its loss without the logits.
 
     `weight` and `bias` are DTensors sharded along the classes; their gradients and what an
     optimiser keeps for them live in the same slices. They start as those of `nn.Linear` would:
@@ -214,7 +214,7 @@ class ShardedHead(nn.Module):
         self.bias = nn.Parameter(self.sliced(self._draw(dtype=dtype).to(device))) if bias else None
 
     def _draw(self, *tail: int, dtype: torch.dtype | None) -> Tensor:
-        """This process's part of what `nn.Linear` would draw alone, from torch's CPU generator."""
+        """Draw this process's part of what `nn.Linear` would, from torch's CPU generator."""
         bound, found = 1.0 / math.sqrt(self.in_features), []
         for start in range(0, self.num_classes, _DRAWN):
             count = min(_DRAWN, self.num_classes - start)
@@ -224,7 +224,7 @@ class ShardedHead(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> ShardedHead:
-        """A head with the weights of a linear layer that every process has whole.
+        """Return a head with the weights of a linear layer that every process has whole.
 
         The options are those of the class; `device` is that of the layer by default.
 
@@ -240,7 +240,7 @@ class ShardedHead(nn.Module):
         return head
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits, shape (N, C), as a DTensor of which each process holds its classes' columns.
+        """Return logits, shape (N, C), as a DTensor: each process holds its classes' columns.
 
         With `batch="split"` N counts the examples of all processes, in their order. `.to_local()`
         are the own columns, `.full_tensor()` gathers all of them. Without a mesh, plain logits.
@@ -249,7 +249,7 @@ class ShardedHead(nn.Module):
         return self.sliced(logits, dim=1)
 
     def sliced(self, values: Tensor, *, dim: int = 0) -> Tensor:
-        """This process's classes' values, along `dim`, as the DTensor that they are a part of."""
+        """Return the DTensor whose part, along `dim`, these values of the own classes are."""
         if self.mesh is None:
             return values
         # Said explicitly, since slices of unequal length can't tell the whole; nothing is sent.
@@ -269,7 +269,7 @@ class ShardedHead(nn.Module):
         *,
         rows: Sequence[int] | None = None,
     ) -> Tensor:
-        """The criterion's loss of the logits of all classes, which no process ever holds.
+        """Return the criterion's loss of the logits of all classes, which no process ever holds.
 
         A process computes its own classes' logits, once, and exchanges three numbers per example
         with the others, or four with label smoothing. Half-precision logits are computed with in
@@ -310,7 +310,7 @@ class ShardedHead(nn.Module):
     def predict(
         self, features: Tensor, *, prior: ClassPrior | None = None, tau: float = 1.0
     ) -> Tensor:
-        """The class with the largest logit; of several, the first, as argmax has it.
+        """Return the class with the largest logit; of several, the first, as argmax has it.
 
         Args:
             features: shape (N, D).
@@ -327,7 +327,7 @@ class ShardedHead(nn.Module):
     def topk(
         self, features: Tensor, k: int, *, prior: ClassPrior | None = None, tau: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """The k largest logits and their classes, from each process's own k largest.
+        """Return the k largest logits and their classes, from each process's own k largest.
 
         Args:
             features: shape (N, D).
@@ -358,7 +358,7 @@ class ShardedHead(nn.Module):
 
     @torch.no_grad()
     def norms_and_bias(self) -> tuple[Tensor, Tensor]:
-        """‖w_y‖₂ and the bias of all classes, on every process; the bias is zero without one.
+        """Return ‖w_y‖₂ and the bias of all classes, on every process; zeros without a bias.
 
         Returns:
             Two float64 tensors of shape (C,), on the CPU.
@@ -370,13 +370,13 @@ class ShardedHead(nn.Module):
         return whole[:, 0].cpu(), whole[:, 1].cpu()
 
     def _own_logits(self, features: Tensor, counts: list[int] | None) -> Tensor:
-        """All examples' logits of this process's classes, in the features' type or autocast's."""
+        """Return all examples' logits of the own classes, in the features' type or autocast's."""
         weight, bias = local(self.weight).to(features.dtype), self.bias
         own = None if bias is None else local(bias).to(features.dtype)
         return F.linear(self._all_rows(features, counts), weight, own)
 
     def _counts(self, features: Tensor, known: Sequence[int] | None = None) -> list[int] | None:
-        """How many examples each process has; None where all have the same ones."""
+        """Return how many examples each process has; None where all have the same ones."""
         if self.mesh is None or self.batch == "replicated":
             return None
         if known is not None:
@@ -385,14 +385,14 @@ class ShardedHead(nn.Module):
         return self._gather(own).tolist()  # type: ignore[no-any-return]
 
     def _gather(self, values: Tensor) -> Tensor:
-        """Every process's tensor of this shape, stacked along a new first dimension."""
+        """Stack every process's tensor of this shape along a new first dimension."""
         values = values.unsqueeze(0)
         if self.mesh is None:
             return values
         return DTensor.from_local(values, self.mesh, [Shard(0)], run_check=False).full_tensor()
 
     def _all_rows(self, own: Tensor, counts: list[int] | None) -> Tensor:
-        """The rows of all processes, in their order; their gradients are added up over these."""
+        """Return the rows of all processes, in order; gradients are added up over these."""
         if self.mesh is None or counts is None:
             return self._shared(own, Replicate())
         if self.averaging and own.requires_grad:
@@ -407,14 +407,14 @@ class ShardedHead(nn.Module):
         return torch.cat([part[:count] for part, count in parts])
 
     def _own_rows(self, values: Tensor, counts: list[int] | None) -> Tensor:
-        """This process's examples of what every process computed for those of all."""
+        """Return the part for this process's examples of what was computed for those of all."""
         if counts is None:
             return values
         start = sum(counts[: self.rank])
         return self._shared(values, Replicate())[start : start + counts[self.rank]]
 
     def _shared(self, values: Tensor, placement: Replicate | Shard) -> Tensor:
-        """The whole of a tensor, on every process; its gradients are added up over these."""
+        """Return the whole of a tensor on every process; gradients are added up over these."""
         if self.mesh is None:
             return values
         given = DTensor.from_local(values, self.mesh, [placement], run_check=False)
@@ -438,7 +438,7 @@ class ShardedHead(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take whole tensors of an unsharded layer, of which each process keeps its slice."""
+        """Load whole tensors of an unsharded layer, of which each process keeps its slice."""
         cut = dict(state_dict)
         for name, own in self.named_parameters(recurse=False):
             value = cut.get(prefix + name)
@@ -447,19 +447,19 @@ class ShardedHead(nn.Module):
         super()._load_from_state_dict(cut, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Widths, slices and how it is fed, for printing."""
+        """Return widths, slices and how it is fed, for printing."""
         widths = f"in_features={self.in_features}, num_classes={self.num_classes}"
         return f"{widths}, slices={self.processes}, batch={self.batch!r}"
 
 
 def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and where; max takes the first of equals, topk any."""
+    """Return the k largest of each row and where; max takes the first of equals, topk any."""
     largest: Any = values.max(1, keepdim=True) if k == 1 else values.topk(k, 1)
     return largest.values, largest.indices
 
 
 def class_slices(num_classes: int, processes: int) -> list[slice]:
-    """The classes of each process, cut as `torch.chunk` does: the last ones may be short or empty.
+    """Cut classes as `torch.chunk` does, a slice to a process; the last may be short or empty.
 
     Examples:
         >>> class_slices(11, 3)
@@ -471,12 +471,12 @@ def class_slices(num_classes: int, processes: int) -> list[slice]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a DTensor, differentiable; any other tensor as it is."""
+    """Return the own part of a DTensor, differentiable; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather_slices(tensor: Tensor) -> Tensor | None:
-    """The whole of a tensor in slices of classes, on the CPU of the mesh's first process.
+    """Gather a tensor in slices of classes on the CPU of the mesh's first process.
 
     One slice after the other is sent, so no device ever holds more than two. Every process of the
     mesh must call this.
@@ -529,7 +529,7 @@ def scatter_slices(tensor: DTensor, whole: Tensor | None) -> None:
 
 
 def full_state_dict(module: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A module's state under the names and in the shapes of the unsharded one, on the CPU.
+    """Return a module's state with the names and shapes of the unsharded one, on the CPU.
 
     Args:
         module: any, with sharded heads somewhere in it, or tensors by name. Every process of the

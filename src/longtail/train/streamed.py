@@ -1,4 +1,4 @@
-"""One run on photographs that stay on disk, in one process or as one of several.
+"""Training of one run on photographs that stay on disk, in one process or in several.
 
 The global batch defines a step. Each process takes its share of it, in parts where the share is
 larger than a micro-batch, and gradients add up to those of the mean over the global batch: sums
@@ -98,7 +98,7 @@ class Part(NamedTuple):
 
 
 def micro_batches(first: int, size: int, world: World, micro_batch: int) -> list[IntArray]:
-    """The places in the epoch that a process takes of a batch, a micro-batch at a time.
+    """Return the places in the epoch that a process takes of a batch, a micro-batch at a time.
 
     Every process has as many parts as the largest share needs, since all must take part in each.
     One that has no images left looks at the batch's first, which must not count there.
@@ -122,7 +122,7 @@ def micro_batches(first: int, size: int, world: World, micro_batch: int) -> list
 
 
 class PixelNetwork(nn.Module):
-    """A network that normalises bytes on its device; its result are logits, or a sampled loss."""
+    """Network that takes bytes, which it normalises; it returns logits, or a sampled loss."""
 
     mean: Tensor
     std: Tensor
@@ -145,7 +145,7 @@ class PixelNetwork(nn.Module):
     def forward(
         self, pixels: Tensor, labels: Tensor | None = None, sampled: Tensor | None = None
     ) -> Tensor:
-        """Logits in float32, or the sum of the losses compared with the `sampled` classes."""
+        """Return logits in float32, or the sum of the losses against the `sampled` classes."""
         images = normalize(pixels, mean=self.mean, std=self.std, pixel_range=255)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision != "float32"):
             features = self.model.features(images)  # type: ignore[operator]
@@ -157,7 +157,7 @@ class PixelNetwork(nn.Module):
 
 
 class StreamedTraining:
-    """A run whose images come from disk; it steps as `loop.Training` does.
+    """Run whose images come from disk; it steps as `loop.Training` does.
 
     Attributes:
         losses: the mean loss of each step of the epoch; of the global batches once `mean_losses`
@@ -266,7 +266,7 @@ class StreamedTraining:
         self.at, self._parts = number, next(self._steps)
 
     def step(self, size: int) -> None:
-        """One step on this process's part of the next `size` examples."""
+        """Take a step on this process's part of the next `size` examples."""
         self.optimizer.zero_grad(set_to_none=True)
         weight = torch.stack([self._weight(part) for part in self._parts]).sum()
         total = self.world.sum_(weight)
@@ -290,7 +290,7 @@ class StreamedTraining:
         self._parts = []
 
     def _sum(self, part: Part, number: int, size: int, drawn: Tensor | None) -> Tensor:
-        """This process's part of the sum of losses; those of all processes add up to the sum."""
+        """Return a part's losses, summed; those of all parts and processes add up to the whole."""
         images, labels, counts = part
         if self.sharded:  # each process knows the sum of all, and takes an equal share of it
             if not counts:
@@ -311,13 +311,13 @@ class StreamedTraining:
         return counts * cast(Tensor, self.criterion(self.call(images), labels, dropped=drawn))
 
     def _weight(self, part: Part) -> Tensor:
-        """The part's share of the mean's denominator, as torch has it: class weights count."""
+        """Return a part's share of the mean's denominator, in which class weights count."""
         weight = self.criterion.weight
         of_each = torch.ones_like(part.labels) if weight is None else weight.gather(0, part.labels)
         return part.counts * of_each.double().sum()
 
     def mean_losses(self) -> list[float]:
-        """The mean loss of the epoch's examples; ends the epoch for all processes alike."""
+        """Return the mean loss of the epoch's examples; ends the epoch for all processes alike."""
         self.world.sum_(self.losses)
         if self.world.count > 1:
             # The processes' running statistics of batch norm become their mean after every epoch,
@@ -331,16 +331,16 @@ class StreamedTraining:
         return [float((self.losses * sizes).sum() / sizes.sum())]
 
     def state(self, member: int = 0) -> dict[str, Tensor]:
-        """Everything that training changes, by name, where it is."""
+        """Return everything that training changes, by name, where it is."""
         found = training_state(self.model, self.optimizer)
         return {name: value.detach() for name, value in found.items()}
 
     def saved_state(self, member: int = 0) -> dict[str, Tensor]:
-        """`state` as a checkpoint has it, on the first process; every process must ask."""
+        """Return `state` as a checkpoint has it, on the first process; every process must call."""
         return self._whole(self.state())
 
     def saved_weights(self, network: nn.Module) -> dict[str, Tensor]:
-        """The weights as a run folder has them, likewise."""
+        """Return the weights as a run folder has them, likewise."""
         return self._whole(network.state_dict())
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -351,7 +351,7 @@ class StreamedTraining:
         return full_state_dict(tensors)
 
     def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's tensors in place; the first process has them, for everyone."""
+        """Load a checkpoint's tensors, which the first process has, in every process."""
         for name, value in self.state().items():
             if hasattr(value, "to_local"):  # a DTensor
                 from longtail.train.sharded_head import scatter_slices
@@ -363,7 +363,7 @@ class StreamedTraining:
             self.world.send_(value)
 
     def network(self, member: int = 0) -> nn.Module:
-        """The network with its weights as they are now."""
+        """Return the network with its weights as they are now."""
         return self.model
 
 
@@ -375,9 +375,9 @@ def stream_logits(
     world: World = ALONE,
     how: Streaming | None = None,
 ) -> NDArray[Any] | None:
-    """The network's float32 logits on the centres of images, each computed in one process.
+    """Return the float32 logits of images, in the data's order, on the first process; else None.
 
-    They are in the data's order, on the first process; the others get None.
+    Each image is cropped to its centre, and computed in one of the processes.
     """
     with judging(model):
         rows = torch.cat([*stream_outputs(model, data, recipe, data.num_classes, world, how)])
@@ -392,9 +392,10 @@ def stream_outputs(
     world: World,
     how: Streaming | None,
 ) -> Iterator[Tensor]:
-    """A network's outputs of this width for the centres of every `count`-th image from its rank on.
+    """Yield a network's outputs for every `count`-th image from this process's rank on.
 
-    Every process gets as many batches as the others, the last of which may be empty.
+    Every process gets as many batches as the others, the last of which may be empty: of shape
+    (0, width).
     """
     how, device = how or Streaming(), next(model.parameters()).device
     network = PixelNetwork(model, recipe, device=device)
@@ -419,7 +420,7 @@ def stream_outputs(
 
 @contextmanager
 def judging(model: nn.Module) -> Iterator[None]:
-    """A network as it is judged: no statistics move, no gradients are kept, float32 is exact."""
+    """Keep statistics as they are and float32 exact, without gradients, to judge a network."""
     was_training = model.training
     model.eval()
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

@@ -59,7 +59,7 @@ def names_of(spec: RunSpec) -> tuple[str, ...]:
 
 
 class TeacherPool:
-    """The teachers of some runs of one training set, opened and checked.
+    """Teachers of some runs of one training set, opened and checked.
 
     They are looked for by their names below `root`, and among those `given`.
     """
