@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.streaming import evaluation_stream, planned_stream
 from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
+from longtail.losses.pairwise import counted
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World
 from longtail.train.loop import begin_epoch, make_criteria, new_network, training_state
@@ -89,19 +90,11 @@ def check_recipe(recipe: Recipe) -> None:
             )
 
 
-class Part(NamedTuple):
-    """Images of a step that go through the network together, on the device."""
-
-    images: Tensor  # uint8, shape (images, 3, size, size), channels last
-    labels: Tensor
-    counts: float = 1.0  # 0 if they only fill up a part that would have none
-
-
 def micro_batches(first: int, size: int, world: World, micro_batch: int) -> list[IntArray]:
     """Return the places in the epoch that a process takes of a batch, a micro-batch at a time.
 
     Every process has as many parts as the largest share needs, since all must take part in each.
-    One that has no images left looks at the batch's first, which must not count there.
+    One that has no images left looks at the batch's first, and does not count it.
 
     Args:
         first: the batch's first place.
@@ -227,7 +220,7 @@ class StreamedTraining:
         self.losses = torch.zeros(len(self.batch_sizes), dtype=torch.float64, device=self.device)
         self.plans: list[EpochPlan] = []
         self.epoch, self.at = -1, 0  # and the step that comes next
-        self._parts = list[Part]()
+        self._parts: list[tuple[Tensor, Tensor]] = []  # images and labels of this step
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
@@ -238,8 +231,8 @@ class StreamedTraining:
         self._left_out = self.stream.skipped.total()
         self._steps = self._read(epoch)
 
-    def _read(self, epoch: int) -> Iterator[list[Part]]:
-        """Read an epoch; yield the parts of each step, on their way to the device."""
+    def _read(self, epoch: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Read an epoch; yield images and labels of each part of each step, on the device."""
         rows, first = self.plans[0].images.rows.numpy(), 0
         steps: list[list[list[IntArray]]] = []  # the pieces of each part of each step
         for size in self.batch_sizes:
@@ -250,15 +243,15 @@ class StreamedTraining:
         self.stream.set_plan(epoch, [(rows[piece], piece) for piece in pieces])
         arriving = iter(self.stream)
         for size, step in zip(self.batch_sizes, steps, strict=True):
-            share, found = self.world.share(size), list[Part]()
+            share, found = self.world.share(size), []
             for number, part in enumerate(step):
                 images, labels = (
                     torch.cat([values.to(self.device, non_blocking=True) for values in column])
                     for column in list(zip(*islice(arriving, len(part)), strict=True))[:2]
                 )
-                # Images lie in the first parts.
-                counts = float(number < share.stop - share.start)
-                found.append(Part(images, labels, counts))
+                if number >= share.stop - share.start:  # the first parts have the images
+                    labels.fill_(self.criterion.ignore_index)
+                found.append((images, labels))
             yield found
 
     def prepare(self, number: int) -> None:
@@ -268,53 +261,46 @@ class StreamedTraining:
     def step(self, size: int) -> None:
         """Take a step on this process's part of the next `size` examples."""
         self.optimizer.zero_grad(set_to_none=True)
-        weight = torch.stack([self._weight(part) for part in self._parts]).sum()
-        total = self.world.sum_(weight)
+        criterion, world = self.criterion, self.world
+        # The mean's denominator, as torch has it: class weights count.
+        weights = [counted(y, criterion.weight, criterion.ignore_index) for _, y in self._parts]
+        total = world.sum_(torch.stack([weight.double().sum() for weight in weights]).sum())
         drawn = None  # over the global batch
         if self.sampled is not None:
             drawn = self.sampled.draw()
-        elif isinstance(self.criterion, EqualizedThresholdLoss):
-            classes = self.data.num_classes
-            drawn = self.criterion.draw(torch.empty(size, classes, device=self.device))
-            drawn = drawn[self.world.share(size)]
-        for number, part in enumerate(self._parts):
+        elif isinstance(criterion, EqualizedThresholdLoss):
+            drawn = criterion.draw(torch.empty(size, self.data.num_classes, device=self.device))
+        for number in range(len(self._parts)):
             # Gradients stay here until the last part of a step has added its own.
-            sent = self.world.count == 1 or number + 1 == len(self._parts)
+            sent = world.count == 1 or number + 1 == len(self._parts)
             with nullcontext() if sent else self._averaged.no_sync():  # type: ignore[operator]
-                loss = self._sum(part, number, size, drawn) / total
+                loss = self._sum(number, size, drawn) / total
                 # Times the processes, since gradients are averaged over them.
-                (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
+                (loss * world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self.at] += loss.detach()
         set_rate(self.optimizer, float(self.plans[0].rates[self.at]))
         self.optimizer.step()
         self._parts = []
 
-    def _sum(self, part: Part, number: int, size: int, drawn: Tensor | None) -> Tensor:
+    def _sum(self, number: int, size: int, drawn: Tensor | None) -> Tensor:
         """Return a part's losses, summed; those of all parts and processes add up to the whole."""
-        images, labels, counts = part
+        (images, labels), world = self._parts[number], self.world
         if self.sharded:  # each process knows the sum of all, and takes an equal share of it
-            if not counts:
-                labels = torch.full_like(labels, self.criterion.ignore_index)
             rows = None
             if self.how.on_error == "stop":  # how many each process has is known
-                every = [World(rank, self.world.count) for rank in range(self.world.count)]
+                every = [World(rank, world.count) for rank in range(world.count)]
                 taken = [micro_batches(0, size, one, self.how.micro_batch) for one in every]
                 rows = [len(parts[number]) for parts in taken]
             fc: Any = self.model.fc
-            whole = fc.loss(self.call(images), labels, self.criterion, rows=rows)
-            return cast(Tensor, whole / self.world.count)
+            return cast(
+                Tensor, fc.loss(self.call(images), labels, self.criterion, rows=rows) / world.count
+            )
         if self.sampled is not None:
-            return counts * cast(Tensor, self.call(images, labels, drawn))
+            return cast(Tensor, self.call(images, labels, drawn))
         if drawn is not None:
-            place = sum(len(before.labels) for before in self._parts[:number])
+            place = world.share(size).start + sum(len(y) for _, y in self._parts[:number])
             drawn = drawn[place : place + len(labels)]
-        return counts * cast(Tensor, self.criterion(self.call(images), labels, dropped=drawn))
-
-    def _weight(self, part: Part) -> Tensor:
-        """Return a part's share of the mean's denominator, in which class weights count."""
-        weight = self.criterion.weight
-        of_each = torch.ones_like(part.labels) if weight is None else weight.gather(0, part.labels)
-        return part.counts * of_each.double().sum()
+        return cast(Tensor, self.criterion(self.call(images), labels, dropped=drawn))
 
     def mean_losses(self) -> list[float]:
         """Return the mean loss of the epoch's examples; ends the epoch for all processes alike."""
