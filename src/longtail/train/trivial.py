@@ -78,12 +78,14 @@ def trivial_augment(pixels: Tensor, operation: Tensor, strength: Tensor) -> Tens
             f"normalising."
         )
     out = pixels.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
-    for number, apply in enumerate(_APPLY.values()):
-        chosen = (operation == number).nonzero().squeeze(1)
-        if apply is not None and len(chosen):
-            index = chosen.to(pixels.device, non_blocking=True)
+    order = operation.argsort(stable=True)
+    counts = torch.bincount(operation, minlength=len(OPERATIONS)).tolist()
+    indices = torch.split(order.to(pixels.device, non_blocking=True), counts)
+    strengths = torch.split(strength[order].double(), counts)
+    for apply, index, strength in zip(_APPLY.values(), indices, strengths, strict=True):
+        if apply is not None and len(index):
             x = out.index_select(0, index).permute(0, 3, 1, 2)
-            out.index_copy_(0, index, apply(x, strength[chosen].double()).permute(0, 2, 3, 1))
+            out.index_copy_(0, index, apply(x, strength).permute(0, 2, 3, 1))
     return out.permute(0, 3, 1, 2)
 
 
@@ -179,10 +181,9 @@ def _affine(
     """Fetch the pixel at (x, y) from (a x + b y + c, d x + e y + f), in 16.16 fixed point."""
     height, width = x.shape[2:]
     c, f = c + 0.5 * a + 0.5 * b, f + 0.5 * d + 0.5 * e  # the half pixel
-    a, b, c, d, e, f = (
-        _for_each(torch.as_tensor(value).mul(65536).add(0.5).floor().int(), x)[:, 0]
-        for value in (a, b, c, d, e, f)
-    )
+    each = [torch.as_tensor(value).double().expand(len(x)) for value in (a, b, c, d, e, f)]
+    matrix = torch.stack(each).mul(65536).add(0.5).floor().int()
+    a, b, c, d, e, f = matrix.to(x.device, non_blocking=True)[:, :, None, None]
     column = torch.arange(width, device=x.device, dtype=torch.int32)
     row = torch.arange(height, device=x.device, dtype=torch.int32)[:, None]
     from_x = (a * column + b * row + c) >> 16
@@ -194,7 +195,7 @@ def _affine(
 
 
 def _for_each(values: Tensor, x: Tensor) -> Tensor:
-    """Return one value per image, or one for all, on the device of the images."""
+    """Return one value per image, on the device of the images."""
     return values.to(x.device, non_blocking=True).view(-1, 1, 1, 1)
 
 
