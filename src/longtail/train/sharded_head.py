@@ -67,10 +67,10 @@ class SliceLoss(torch.autograd.Function):
         epsilon, weight = criterion.label_smoothing, criterion.weight
         alpha = criterion.alpha if weight is None else criterion.alpha * weight
         alpha = alpha.to(work_dtype(logits))
-        spread = epsilon / len(alpha) * alpha if epsilon > 0 else None  # q of every class, times α
+        spread = epsilon / len(alpha) * alpha if epsilon > 0 else None  # ε/C · α_c of each class
         ignored = target == criterion.ignore_index
         target = target.masked_fill(ignored, 0)
-        own = (1.0 - epsilon) * alpha.gather(0, target)  # and of the target besides
+        own = (1.0 - epsilon) * alpha.gather(0, target)  # (1 − ε) · α_y
         mine = (target >= part.start) & (target < part.stop)
         column = ((target - part.start) * mine).unsqueeze(1)
         lowest = torch.finfo(alpha.dtype).min
