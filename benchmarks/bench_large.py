@@ -21,6 +21,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ from longtail.train.loop import take_step
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe
-from longtail.train.streamed import Part, StreamedTraining, Streaming
+from longtail.train.streamed import StreamedTraining, Streaming
 from machine import processor_name
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # the checkout, for its studies
@@ -122,11 +123,8 @@ class OnDevice(StreamedTraining):
 
     batch: tuple
 
-    def _read(self, epoch, rows):
-        pass
-
-    def _fetch(self, number):
-        return [Part(*self.batch, counts=1.0)]
+    def _read(self, epoch):
+        return repeat([self.batch])
 
 
 def trainer(setting, model, *, num_classes, compiled):

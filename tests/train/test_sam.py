@@ -136,7 +136,7 @@ def twice(sam, model):
     ("call", "message"),
     [
         (accumulate, "there are gradients already"),
-        (twice, "first_step: called twice in a row.*gradients of several can't be accumulated"),
+        (twice, "first_step: called twice in a row"),
         (lambda sam, _: sam.second_step(), "first_step must come before"),
     ],
 )

@@ -5,13 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from longtail.train.trivial import (
-    BLENDS,
-    GEOMETRY,
-    OPERATIONS,
-    plan_trivial_augment,
-    trivial_augment,
-)
+from longtail.train.trivial import OPERATIONS, plan_trivial_augment, trivial_augment
 from train_factory import assert_uniform
 
 ENHANCERS = {
@@ -101,4 +95,3 @@ def test_the_plan_is_uniform_and_its_own():
     signed = strength[strength != 0].sign().double()
     assert abs(float(signed.mean())) < 5 / 84_000**0.5
     assert abs(np.corrcoef(operation, strength)[0, 1]) < 5 / 84_000**0.5
-    assert (*BLENDS, *GEOMETRY) == OPERATIONS[5:]

@@ -1,4 +1,4 @@
-"""The losses for transformers' Trainer: scaled as gradient accumulation needs; DRW as a callback.
+"""Losses for transformers' Trainer, scaled as gradient accumulation needs; DRW as a callback.
 
 Nothing here trains: `Trainer(compute_loss_func=TrainerLoss(LogitAdjustedLoss(prior)))` does.
 """

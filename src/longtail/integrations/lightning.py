@@ -1,4 +1,4 @@
-"""For Lightning: the balanced error and a run folder as a mixin; DRW as a callback.
+"""Balanced error and run folder as a mixin for Lightning; DRW as a callback.
 
 Nothing here trains, and the losses go into a LightningModule as they are. In several processes
 every example is judged once: repetitions that a sampler makes to fill up the last batch are taken
@@ -121,7 +121,7 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
 
 
 class LongTailMixin:
-    """For a LightningModule: the balanced error of each evaluation, and a run folder.
+    """Adds the balanced error of each evaluation, and a run folder, to a LightningModule.
 
     Put it first among the bases and hand the logits over in `validation_step` and `test_step`:
 
@@ -406,7 +406,7 @@ def _of_all_processes(value: Any) -> list[Any]:
 
 
 class _Examples(NamedTuple):
-    """A batch, a process's part of a split, or all of it."""
+    """Examples of a batch, of a process's part of a split, or of all of it."""
 
     decided: IntArray  # class of the largest logit, or -1 if they are not finite
     target: IntArray

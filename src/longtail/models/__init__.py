@@ -35,7 +35,7 @@ ImageShape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """A network of `MODELS` and the images it takes."""
+    """Network of `MODELS`, and the images it takes."""
 
     make: Callable[[ImageShape, HeadFactory], nn.Module]
     smallest: int  # height and width; below it the last maps would be mere padding
@@ -72,10 +72,15 @@ def _resnet(design: Design) -> Callable[[ImageShape, HeadFactory], nn.Module]:
     return lambda image_shape, head: ResNet(design, channels=image_shape[0], head=head)
 
 
-MODELS = {name: Entry(_resnet(design), smallest=4) for name, design in CIFAR_DESIGNS.items()}
-MODELS |= {name: Entry(_resnet(d), smallest=32, channels=3) for name, d in IMAGENET_DESIGNS.items()}
-MODELS = {"small-conv": Entry(SmallConvNet, smallest=2), **MODELS}
-MODELS["head"] = Entry(HeadAlone, smallest=1)
+MODELS = {
+    "small-conv": Entry(SmallConvNet, smallest=2),
+    **{name: Entry(_resnet(design), smallest=4) for name, design in CIFAR_DESIGNS.items()},
+    **{
+        name: Entry(_resnet(design), smallest=32, channels=3)
+        for name, design in IMAGENET_DESIGNS.items()
+    },
+    "head": Entry(HeadAlone, smallest=1),
+}
 
 
 def build(

@@ -1,4 +1,4 @@
-"""The last layer, from features to logits, by name. Every network calls it `fc`."""
+"""Last layers, from features to logits, by name. Every network calls its own `fc`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class CosineHead(UnitNormHead):
 
 
 class HeadAlone(nn.Module):
-    """A last layer by itself, for features that come as images of 1 x 1 pixels.
+    """Last layer by itself, for features that come as images of 1 x 1 pixels.
 
     A linear one starts at zero, with every class equally likely: random weights would first have
     to be unlearned, which takes long where features are large.

@@ -1,4 +1,4 @@
-"""The residual networks, all of them: one class, and a table of designs at the end of the file.
+"""Residual networks: one class, and a table of designs at the end of the file.
 
     stem -> stages of blocks -> (final norm) -> mean over positions -> fc
 
@@ -69,7 +69,10 @@ def norm_act(
             x = conv(x)
     options: dict[str, Any] = {"training": bn.training, "momentum": bn.momentum, "eps": bn.eps}
     options |= {"moments": moments, "residual": residual}
-    tensors: Any = (x, bn.weight, bn.bias, bn.running_mean, bn.running_var)
+    running: Any = (bn.running_mean, bn.running_var)
+    if bn.training and not bn.track_running_stats:  # as torch's own layer
+        running = (None, None)
+    tensors: Any = (x, bn.weight, bn.bias, *running)
     if fork:
         return kernel.norm_act_fork(*tensors, **options)
     return kernel.norm_act(*tensors, relu=relu, **options)
@@ -81,8 +84,8 @@ def count_batches(model: nn.Module) -> None:
     `nn.BatchNorm2d` does this itself, one kernel for each layer; here one launch serves them
     all, which a small network's step notices.
     """
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and m.training]
-    counters = [m.num_batches_tracked for m in norms if m.num_batches_tracked is not None]
+    norms = (m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and m.training)
+    counters: Any = [m.num_batches_tracked for m in norms if m.track_running_stats]
     if counters:
         torch._foreach_add_(counters, 1)
 
@@ -98,7 +101,7 @@ def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 class EndPaddedConv(nn.Conv2d):
-    """A 3 x 3 convolution with stride 2 that pads an even side only at its end.
+    """3 x 3 convolution with stride 2 that pads an even side only at its end.
 
     This is TensorFlow's padding "same": the output has ceil(size / 2) positions, centred on
     pixels 1, 3, 5, ... where padding by 1 on each side would centre them on 0, 2, 4, ...
@@ -133,7 +136,7 @@ class PadShortcut(nn.Module):
 
 
 class ProjectionShortcut(nn.Sequential):
-    """A 1 x 1 convolution with its batch norm, under torchvision's names `0` and `1`."""
+    """1 x 1 convolution with its batch norm, under torchvision's names `0` and `1`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return maps of shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
@@ -167,19 +170,19 @@ def basic(inputs: int, width: int, outputs: int, stride: int, conv: Conv) -> lis
 
 
 def bottleneck(inputs: int, width: int, outputs: int, stride: int, conv: Conv) -> list[nn.Conv2d]:
-    """1 x 1, 3 x 3 and 1 x 1 convolutions; the stride is that of the 3 x 3 one ("v1.5")."""
+    """Return 1 x 1, 3 x 3 and 1 x 1 convolutions; the 3 x 3 one has the stride ("v1.5")."""
     return [conv1x1(inputs, width), conv(width, width, stride), conv1x1(width, outputs)]
 
 
 def init_he(model: nn.Module) -> None:
-    """N(0, 2 / fan_in) for convolutions and a linear head's weight; its bias as torch has it."""
+    """Draw convolutions and a linear head's weight from N(0, 2 / fan_in); its bias is torch's."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight)
 
 
 def init_he_fan_out(model: nn.Module) -> None:
-    """N(0, 2 / fan_out) for convolutions; a linear head as torch has it."""
+    """Draw convolutions from N(0, 2 / fan_out); a linear head is torch's."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out")
@@ -190,7 +193,7 @@ TRUNCATED_STD = 0.8796256610342398
 
 
 def init_keras(model: nn.Module) -> None:
-    """Variance 2 / fan_in, cut off at two deviations; a linear head N(0, 0.01²) with bias 0."""
+    """Draw normals of variance 2 / fan_in, cut off at two deviations; a head from N(0, 0.01²)."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             std = (2.0 / layer.weight[0].numel()) ** 0.5 / TRUNCATED_STD
@@ -202,7 +205,7 @@ def init_keras(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Design:
-    """The differences between residual networks."""
+    """Differences between residual networks."""
 
     block: Callable[[int, int, int, int, Conv], list[nn.Conv2d]]  # `basic` or `bottleneck`
     depths: tuple[int, ...]  # blocks in each stage; every stage after the first halves the maps
@@ -229,7 +232,7 @@ class Design:
 
 
 class ResNet(nn.Module):
-    """A residual network after a design; ``model(x) = model.fc(model.features(x))``.
+    """Residual network after a design; ``model(x) = model.fc(model.features(x))``.
 
     Examples:
         >>> from longtail.models.heads import head_factory

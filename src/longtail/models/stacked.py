@@ -23,7 +23,7 @@ from longtail.models.resnet import DESIGNS, PadShortcut
 
 
 class StackedHead(nn.Module):
-    """The last layers of R networks, of one kind and size, each on its own features."""
+    """Last layers of R networks, of one kind and size, each on its own features."""
 
     def __init__(self, heads: Sequence[nn.Module]) -> None:
         super().__init__()

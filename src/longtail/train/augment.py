@@ -52,14 +52,13 @@ def crop_flip(
     *,
     padding: int,
     fill: float | Tensor = 0.0,
-    index: Tensor | None = None,
 ) -> Tensor:
     """Pad each image, crop it at (dy, dx) to its own size again, and mirror it where told.
 
-        out[n, c, i, j] = padded[index[n], c, dy[n] + i, dx[n] + (width - 1 - j if flip[n] else j)]
+        out[n, c, i, j] = padded[n, c, dy[n] + i, dx[n] + (width - 1 - j if flip[n] else j)]
 
     Args:
-        pixels: shape (images, channels, height, width), any dtype and memory format.
+        pixels: shape (batch, channels, height, width), any dtype and memory format.
         dy: first row of the crop in the padded image, shape (batch,), 0 .. 2 padding; on the
             device of `pixels`, like what follows.
         dx: first column, likewise.
@@ -67,10 +66,9 @@ def crop_flip(
         padding: pixels added on each side.
         fill: value of the padding: one number that the pixels' dtype can hold, or a tensor of
             shape (channels,). 0 is black on raw pixels, −mean/std on normalised ones.
-        index: which images make the batch, shape (batch,); all of them, in order, if None.
 
     Returns:
-        Shape (batch, channels, height, width), dtype of `pixels`, in channels-last memory format.
+        Of the shape and dtype of `pixels`, in channels-last memory format.
 
     Examples:
         >>> image = torch.tensor([[1, 2], [3, 4]]).view(1, 1, 2, 2)
@@ -82,8 +80,7 @@ def crop_flip(
         tensor([[0, 2],
                 [0, 4]])
     """
-    if index is None:
-        index = torch.arange(len(pixels), device=pixels.device)
+    index = torch.arange(len(pixels), device=pixels.device)
     out, outside = gather_crops(pixels, index, dy, dx, flip, padding=padding)
     return out if outside is None else fill_outside(out, outside, fill)
 
@@ -91,7 +88,7 @@ def crop_flip(
 def gather_crops(
     images: Tensor, index: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, *, padding: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the crops of `crop_flip` with the edge repeated, and a mask of what lies outside.
+    """Return crops of the images at `index` with the edge repeated, and a mask of what is outside.
 
     So `fill_outside` may come after normalisation, with colours that integers can't hold. The mask
     has the shape (batch, 1, height, width), and is None without padding.
@@ -128,7 +125,7 @@ def normalize(
     std: Sequence[float] | Tensor,
     pixel_range: float,
 ) -> Tensor:
-    """Pixels as float32: (pixels / pixel_range − mean) / std, channel by channel.
+    """Return pixels as float32: (pixels / pixel_range − mean) / std, channel by channel.
 
     Args:
         pixels: shape (batch, channels, height, width), as they came.

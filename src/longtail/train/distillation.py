@@ -1,4 +1,4 @@
-"""The loss of distillation: how far a network's predictions are from its teachers'."""
+"""Loss of distillation: the distance of a network's predictions from its teachers'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes that train one run: their ranks, and the few things they exchange.
+"""Processes that train one run together: their ranks, and the few things they exchange.
 
 torchrun starts the processes and tells each its rank in environment variables; `joined` makes
 them one group. What a run computes is defined by the global batch, of which each process takes
@@ -36,7 +36,7 @@ _LOST = ("gloo", "connection closed", "connection reset", "broken pipe", "nccl")
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train one run together, as one of them sees them.
+    """Processes that train one run together, as one of them sees them.
 
     Attributes:
         rank: this process's number, from 0; the first one writes and prints.
@@ -58,11 +58,11 @@ class World:
         return self.rank == 0
 
     def share(self, size: int) -> slice:
-        """This process's part of a global batch; of a very small one it may be empty."""
+        """Return this process's part of a global batch; of a very small one it may be empty."""
         return slice(size * self.rank // self.count, size * (self.rank + 1) // self.count)
 
     def sum_(self, values: Tensor) -> Tensor:
-        """Add up a tensor over the processes, in place; everyone gets the sum."""
+        """Add up a tensor over the processes, in place; all get the sum."""
         if self.count > 1:
             distributed.all_reduce(values)
         return values
@@ -77,7 +77,7 @@ class World:
                 tensor.copy_(whole)
 
     def tell(self, value: Any = None) -> Any:
-        """The first process's value, for everyone; no one goes on before it is told."""
+        """Return the first process's value; no process goes on before it is told."""
         told = [value]
         if self.count > 1:
             distributed.broadcast_object_list(told, src=0, device=self.device)
@@ -106,7 +106,7 @@ class World:
         return whole
 
     def average_gradients(self, module: nn.Module) -> nn.Module:
-        """The module, whose backward pass averages gradients over the processes.
+        """Wrap a module so that its backward pass averages gradients over the processes.
 
         Batch norm stays local: each process normalises by its own part of the batch.
         """
@@ -208,7 +208,7 @@ def _meet(device: torch.device, patience: timedelta) -> None:
 
 
 def _fresh(store: Any, rank: int, count: int, patience: timedelta) -> Any:
-    """A part of torchrun's store in which nothing is left of processes that were killed.
+    """Return a part of torchrun's store with nothing left of processes that were killed.
 
     torchrun starts processes again with the store it has, and in it are the addresses of those
     that are gone. So the first process names a new part of the store; each of the others answers

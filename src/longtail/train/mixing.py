@@ -140,7 +140,7 @@ def draw_partners(
 
 
 def _scaled(chance: Tensor, count: Tensor) -> Tensor:
-    """Whole numbers below `count`, from uniform ones on [0, 1)."""
+    """Return whole numbers below `count`, from uniform ones on [0, 1)."""
     return torch.minimum((chance * count).floor().long(), count - 1)
 
 
@@ -185,12 +185,12 @@ def mix(pixels: Tensor, partners: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor
 
 
 def _pixel(at: Tensor, side: int) -> Tensor:
-    """The pixel at a share of a side."""
+    """Return the pixel at a share of a side."""
     return (at * side).floor().long()
 
 
 def _rectangle(first: Sequence[Tensor], end: Sequence[Tensor], pixels: Tensor) -> Tensor:
-    """Mask of the rows and columns in between, bool, shape (batch, height, width)."""
+    """Return a mask of the rows and columns in between, bool, shape (batch, height, width)."""
     across = []
     for low, high, side in zip(first, end, pixels.shape[2:], strict=True):
         pixel = torch.arange(side, device=pixels.device)

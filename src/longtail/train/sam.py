@@ -31,7 +31,7 @@ _Loss = TypeVar("_Loss", Tensor, float, None)  # what a closure returns
 
 
 class SAM:
-    """An optimiser that steps by the gradient at w + e instead of w.
+    """Optimiser that steps by the gradient at w + e instead of w.
 
     Either ``loss = sam.step(closure)``, where the closure computes the loss, calls ``backward()``
     and returns the loss; or by hand: backward, `first_step`, backward again on the same batch,
@@ -80,9 +80,8 @@ class SAM:
         """Take both passes and the step; return the closure's loss at w, without its graph."""
         if any(p.grad is not None for p in self._parameters()):
             raise InputError(
-                "SAM.step: there are gradients already. Gradients can't be accumulated from "
-                "outside: let the closure go through all the batches, and call "
-                "optimizer.zero_grad() if these are left over."
+                "SAM.step: there are gradients already, which can't be accumulated from outside; "
+                "let the closure go through all batches, or call optimizer.zero_grad()."
             )
         try:
             with torch.enable_grad():
@@ -92,24 +91,22 @@ class SAM:
             with frozen, torch.enable_grad():
                 closure()
             self.second_step()
-        except BaseException:
-            self.abandon()
-            raise
+        finally:
+            self.abandon()  # nothing is left to do after a whole step
         return loss.detach() if isinstance(loss, Tensor) else loss
 
     def first_step(self) -> None:
         """After backward() at w: go to w + e, without gradients."""
         if self._away is not None:
             raise InputError(
-                "SAM.first_step: called twice in a row. Each step is one batch, gone through "
-                "twice; gradients of several can't be accumulated this way. After a failed second "
-                "pass, call abandon()."
+                "SAM.first_step: called twice in a row; gradients of several batches can't be "
+                "accumulated this way. After a failed second pass, call abandon()."
             )
         # torch has no public word for what a scaler has seen; one that is off has no states.
         state = getattr(self.scaler, "_per_optimizer_states", {}).get(id(self.optimizer))
         if state is not None and state["stage"] != OptState.READY:
             raise InputError(
-                "SAM.first_step: the scaler has been at these gradients already. Call "
+                "SAM.first_step: the scaler has been at these gradients already; call "
                 "scaler.update() after every step, and scaler.unscale_(optimizer) only after the "
                 "second backward()."
             )
@@ -156,76 +153,65 @@ class Perturbation:
     """
 
     def __init__(self, parameters: Iterable[Tensor], *, rho: float, parts: int = 1) -> None:
-        self.parameters, self.parts = list(parameters), parts
-        first = self.parameters[0]
-        dtype = torch.promote_types(first.dtype, torch.float32)
-        self.rho = torch.full((parts,), rho, dtype=dtype, device=first.device)
-        self._before: list[Tensor] = []
+        self.parameters, self.rho, self.parts = list(parameters), rho, parts
         self._moved: list[Tensor] = []
+        self._before: list[Tensor] = []
         if parts > 1:  # the network that each number belongs to, all parameters end to end
             network = torch.arange(parts, dtype=torch.int32)
             owner = [network.repeat_interleave(p.numel() // parts) for p in self.parameters]
-            self._owner = torch.cat(owner).to(first.device)
+            self._owner = torch.cat(owner).to(self.parameters[0].device)
 
     @torch.no_grad()
     def go(self, *, may_overflow: bool = False) -> None:
         """Move by the gradients that there are; with `may_overflow` infinite ones move nothing."""
-        moved = self._moved = [p for p in self.parameters if p.grad is not None]
+        moved = [(p, p.grad) for p in self.parameters if p.grad is not None]
         if not moved:
             raise InputError("SAM: no parameter has a gradient; call backward() first.")
-        self._before = list(torch._foreach_mul(moved, 1.0))  # copies, in one kernel
-        # All gradients end to end: a few large kernels instead of some for each parameter. Each
-        # has its axes as the parameter's lie in memory, so that it needs no copy.
-        axes = [_axes(p) for p in moved]
-        parts = [
-            p.grad.permute(order).reshape(self.parts, -1)  # type: ignore[union-attr]
-            for p, order in zip(moved, axes, strict=True)
-        ]
-        steps = torch.cat([part.flatten() for part in parts])
+        # All gradients end to end: a few large kernels instead of some for each parameter. They
+        # are read as the parameters lie in memory, so that usually nothing is copied.
+        self._moved = [_in_memory(p, p).view(-1) for p, _ in moved]
+        grads = [_in_memory(grad, p).reshape(self.parts, -1) for p, grad in moved]
+        self._before = list(torch._foreach_mul(self._moved, 1.0))  # copies, in one kernel
+        steps = torch.cat([grad.flatten() for grad in grads])
         # In float16 a norm overflows early, and _TINY is zero.
         exact = torch.promote_types(steps.dtype, torch.float32)
         if self.parts == 1:
-            steps *= self.rho / (steps.norm(dtype=exact) + _TINY)
+            norm = steps.norm(dtype=exact)
+            steps *= torch.full_like(norm, self.rho) / (norm + _TINY)
         else:
-            scale = self.rho / (torch.cat(parts, 1).norm(dim=1, dtype=exact) + _TINY)
+            norm = torch.cat(grads, 1).norm(dim=1, dtype=exact)
+            scale = torch.full_like(norm, self.rho) / (norm + _TINY)
             steps *= scale.index_select(0, self._owner)
         if may_overflow:
             steps.nan_to_num_(nan=0.0)  # an infinite norm made them 0, or 0 · inf
-        shaped = []
-        flat = torch.split(steps, [p.numel() for p in moved])
-        for p, order, step in zip(moved, axes, flat, strict=True):
-            back = [order.index(axis) for axis in range(p.ndim)]
-            shaped.append(step.view([p.shape[axis] for axis in order]).permute(back))
-        torch._foreach_add_(moved, shaped)
+        torch._foreach_add_(self._moved, torch.split(steps, [p.numel() for p in self._moved]))
 
     @torch.no_grad()
     def back(self) -> None:
         """Put the parameters back, to the bit; their gradients stay."""
-        torch._foreach_copy_(self._moved, self._before)
-        self._before, self._moved = [], []
+        if self._moved:
+            torch._foreach_copy_(self._moved, self._before)
+        self._moved, self._before = [], []
 
 
-def _axes(parameter: Tensor) -> list[int]:
-    """The axes from the outermost in memory to the innermost; the first stays first."""
-    strides = parameter.stride()
-    inner = sorted(range(1, parameter.ndim), key=lambda axis: -strides[axis])
-    return [0, *inner][: parameter.ndim]
+def _in_memory(tensor: Tensor, like: Tensor) -> Tensor:
+    """View a tensor with its axes in the order in which those of `like` lie in memory."""
+    strides = like.stride()
+    return tensor.permute(sorted(range(like.ndim), key=lambda axis: -strides[axis]))
 
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Let batch norms in training use a batch's own statistics without learning from it."""
-    names = ("running_mean", "running_var", "num_batches_tracked")
-    layers = [
+    norms = [
         layer
         for layer in model.modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats
     ]
-    kept = [{name: layer._buffers[name] for name in names} for layer in layers]
-    for layer in layers:
-        layer._buffers.update(dict.fromkeys(names))
+    for layer in norms:
+        layer.track_running_stats = False
     try:
         yield
     finally:
-        for layer, buffers in zip(layers, kept, strict=True):
-            layer._buffers.update(buffers)
+        for layer in norms:
+            layer.track_running_stats = True

@@ -1,4 +1,4 @@
-"""A run on photographs whose classifier is cut over the processes: each holds a slice of classes.
+"""Runs on photographs whose classifier is cut over processes, each with a slice of the classes.
 
 The features are data-parallel as in `streamed`; their gradients are averaged. The classifier is
 a `ShardedHead`: it gathers the features of all processes, and no process ever holds all logits.
@@ -40,12 +40,12 @@ def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
 
 
 def _mesh(world: World, device: torch.device) -> Any:
-    """The processes as DTensor wants them; None for one alone, which has ordinary tensors."""
+    """Return the mesh of the processes; None for one alone, which has ordinary tensors."""
     return init_device_mesh(device.type, (world.count,)) if world.count > 1 else None
 
 
 def without_head(model: nn.Module) -> nn.Module:
-    """A network that shares the layers, with the features in place of logits."""
+    """Return a network that shares the layers and returns features in place of logits."""
     trunk = copy.copy(model)
     trunk._modules = {**model._modules, "fc": nn.Identity()}
     return trunk
@@ -59,9 +59,9 @@ def sharded_predictions(
     world: World = ALONE,
     how: Streaming | None = None,
 ) -> NDArray[Any] | None:
-    """The classes that a sharded network predicts, from each process's best candidates.
+    """Return the predicted classes, in the data's order, on the first process; else None.
 
-    They are in the data's order, on the first process; the others get None.
+    They are found among each process's best candidates.
     """
     head: Any = model.fc
     with judging(model):
@@ -78,7 +78,7 @@ def sharded_logits(
     world: World = ALONE,
     how: Streaming | None = None,
 ) -> NDArray[Any] | None:
-    """All float32 logits of a sharded network on the CPU of the first process; None elsewhere."""
+    """Return all float32 logits on the CPU of the first process; None on the others."""
     head: Any = model.fc
     examples = len(data)
     whole = np.empty((examples, data.num_classes), np.float32) if world.first else None

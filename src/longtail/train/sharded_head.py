@@ -1,14 +1,15 @@
-"""The last layer cut over processes: each holds a slice of the classes, and no one all logits.
+"""Last layer cut over processes: each holds a slice of the classes, and none all logits.
 
 `ShardedHead` is a linear layer whose weights are DTensors, with its loss and its predictions:
 
-    ℓ(y, f) = α_y · (log Σ_j e^{z_j} − z_y),   z = s · (f + b), but z_y is s · (a_y + b_y) less
+    ℓ(y, f) = α_y · log(1 + Σ_{j≠y} e^{z_j − z_y}),   z_j = s · (f_j + b_j),   z_y = s · (f_y − a_y)
 
 A process computes the scores z of its own classes. Of each example it tells the others the largest
-of them, the sum of their exponentials, and how far the target is from the largest if it is among
-them; these few numbers are all that is exchanged. The logits exist once, in the features' type:
-they become exponentials in the forward pass and their own gradient in the backward pass, in place.
-Arithmetic is float32, in blocks of rows.
+of a class that is not the target, the sum of their exponentials, and the target's score if it has
+that one; these few numbers are all that is exchanged. Since the target's own exponential is not in
+the sum, small losses and their gradients keep their digits. The logits exist once, in the features'
+type: they become exponentials in the forward pass and their own gradient in the backward pass, in
+place. Arithmetic is float32, in blocks of rows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _DRAWN = 4096  # rows of the weights at once, at the start
 
 
 class SliceLoss(torch.autograd.Function):
-    """The loss of each example, shape (N,), from the logits of a slice of the classes.
+    """Loss of each example, shape (N,), from the logits of a slice of the classes.
 
     With label smoothing ε it is (1 − ε) · ℓ(y, f) + ε/C · Σ_c ℓ(c, f), for losses with a + b = 0.
     """
@@ -66,54 +67,61 @@ class SliceLoss(torch.autograd.Function):
         epsilon, weight = criterion.label_smoothing, criterion.weight
         alpha = criterion.alpha if weight is None else criterion.alpha * weight
         alpha = alpha.to(work_dtype(logits))
+        spread = epsilon / len(alpha) * alpha if epsilon > 0 else None  # ε/C · α_c of each class
         ignored = target == criterion.ignore_index
         target = target.masked_fill(ignored, 0)
+        own = (1.0 - epsilon) * alpha.gather(0, target)  # (1 − ε) · α_y
         mine = (target >= part.start) & (target < part.stop)
         column = ((target - part.start) * mine).unsqueeze(1)
-        own = (1.0 - epsilon) * alpha.gather(0, target) * mine  # q of the target, times its α
-        spread = epsilon / len(alpha) * alpha[part] if epsilon > 0 else None  # and of all classes
-        stats = alpha.new_zeros(4, len(target))
-        tops, sums, parts, gaps = stats
-        tops.fill_(torch.finfo(alpha.dtype).min)  # of a slice without classes
-        parts.copy_(own if spread is None else own + spread.sum())
+        lowest = torch.finfo(alpha.dtype).min
+        told = alpha.new_zeros(3 if spread is None else 4, len(target))
+        tops, sums, scores = told[:3]
+        tops.fill_(lowest)  # of a slice without rivals of the target
         for rows in _blocks(logits):
-            block, at = logits[rows], column[rows]
+            block, at, here = logits[rows], column[rows], mine[rows].unsqueeze(1)
             z = block.to(alpha.dtype)
             if bias is not None:
                 z.add_(bias[part])
             if scale != 1:
                 z.mul_(scale)
-            if lower is not None:
-                drop = scale * lower.gather(0, target[rows]) * mine[rows]
-                z.scatter_add_(1, at, -drop.to(z.dtype).unsqueeze(1))
-            tops[rows] = z.amax(1)
-            z.sub_(tops[rows].unsqueeze(1))
-            gaps[rows] = -own[rows] * z.gather(1, at).squeeze(1)
             if spread is not None:
-                gaps[rows] -= z @ spread
-            sums[rows] = z.exp_().sum(1)
+                told[3, rows] = z @ spread[part]
+            found = z.gather(1, at)
+            z.scatter_(1, at, found.masked_fill(here, lowest))
+            scores[rows] = (found * here).squeeze(1)
+            tops[rows] = z.amax(1)
+            sums[rows] = z.sub_(tops[rows].unsqueeze(1)).exp_().sum(1)
             block.copy_(z)
-        all_tops, all_sums, all_parts, all_gaps = gather(stats).unbind(1)
-        top = all_tops.amax(0)
-        whole, total = (all_sums * (all_tops - top).exp()).sum(0), all_parts.sum(0)
-        losses = total * whole.log() + (all_gaps + all_parts * (top - all_tops)).sum(0)
-        share = total * (tops - top).exp() / whole  # α p of an exponential of 1
-        ctx.scale = scale
-        ctx.save_for_backward(logits, column, ignored, own, share, spread)
+        if lower is not None:
+            scores.sub_(scale * lower.gather(0, target) * mine)
+        all_tops, all_sums, all_scores, *all_spread = gather(told).unbind(1)
+        top, score = all_tops.amax(0), all_scores.sum(0)
+        rest = (all_sums * (all_tops - top).exp()).sum(0)
+        odds = F.softplus(rest.log() + top - score, threshold=40.0)  # log Σ_j e^{z_j} − z_y
+        whole = rest + (score - top).exp()  # where it is infinite, no rival has a share
+        wrong = rest / whole  # 1 − p_y
+        losses, total, lost = own * odds, own, own * wrong
+        if spread is not None:
+            every = spread.sum()
+            losses = losses + every * (score + odds) - all_spread[0].sum(0)
+            total, lost = own + every, lost - every * (1.0 - wrong)
+        share = total * (tops - top).exp() / whole  # the slope of z for an exponential of 1
+        ctx.scale, spread = scale, None if spread is None else spread[part]
+        ctx.save_for_backward(logits, column, ignored, lost * mine, share, spread)
         return losses.masked_fill(ignored, 0.0)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        """Turn the exponentials into the logits' gradient, s · (α p − q)."""
-        logits, column, ignored, own, share, spread = ctx.saved_tensors
+        """Turn the exponentials into the logits' gradient, s · (α p − q), in place."""
+        logits, column, ignored, lost, share, spread = ctx.saved_tensors
         # A mean over nothing has an infinite slope.
         slope = (ctx.scale * slope).masked_fill(ignored, 0.0).unsqueeze(1)
-        share, own = slope * share.unsqueeze(1), slope * own.unsqueeze(1)
+        share, lost = slope * share.unsqueeze(1), slope * lost.unsqueeze(1)
         for rows in _blocks(logits):
             block = logits[rows]
             grad = block.to(share.dtype).mul_(share[rows])
-            grad.scatter_add_(1, column[rows], -own[rows])
+            grad.scatter_add_(1, column[rows], -lost[rows])
             if spread is not None:
                 grad.addcmul_(slope[rows], spread, value=-1.0)
             block.copy_(grad)
@@ -130,7 +138,7 @@ def _blocks(logits: Tensor) -> list[slice]:
 
 
 class ShardedHead(nn.Module):
-    """A linear layer with a slice of the classes on each process, and its loss without the logits.
+    """Linear layer with a slice of the classes on each process, and its loss without the logits.
 
     `weight` and `bias` are DTensors sharded along the classes; their gradients and what an
     optimiser keeps for them live in the same slices. They start as those of `nn.Linear` would:
@@ -206,7 +214,7 @@ class ShardedHead(nn.Module):
         self.bias = nn.Parameter(self.sliced(self._draw(dtype=dtype).to(device))) if bias else None
 
     def _draw(self, *tail: int, dtype: torch.dtype | None) -> Tensor:
-        """This process's part of what `nn.Linear` would draw alone, from torch's CPU generator."""
+        """Draw this process's part of what `nn.Linear` would, from torch's CPU generator."""
         bound, found = 1.0 / math.sqrt(self.in_features), []
         for start in range(0, self.num_classes, _DRAWN):
             count = min(_DRAWN, self.num_classes - start)
@@ -216,7 +224,7 @@ class ShardedHead(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> ShardedHead:
-        """A head with the weights of a linear layer that every process has whole.
+        """Return a head with the weights of a linear layer that every process has whole.
 
         The options are those of the class; `device` is that of the layer by default.
 
@@ -232,7 +240,7 @@ class ShardedHead(nn.Module):
         return head
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits, shape (N, C), as a DTensor of which each process holds its classes' columns.
+        """Return logits, shape (N, C), as a DTensor: each process holds its classes' columns.
 
         With `batch="split"` N counts the examples of all processes, in their order. `.to_local()`
         are the own columns, `.full_tensor()` gathers all of them. Without a mesh, plain logits.
@@ -241,7 +249,7 @@ class ShardedHead(nn.Module):
         return self.sliced(logits, dim=1)
 
     def sliced(self, values: Tensor, *, dim: int = 0) -> Tensor:
-        """This process's classes' values, along `dim`, as the DTensor that they are a part of."""
+        """Return the DTensor whose part, along `dim`, these values of the own classes are."""
         if self.mesh is None:
             return values
         # Said explicitly, since slices of unequal length can't tell the whole; nothing is sent.
@@ -261,12 +269,13 @@ class ShardedHead(nn.Module):
         *,
         rows: Sequence[int] | None = None,
     ) -> Tensor:
-        """The criterion's loss of the logits of all classes, which no process ever holds.
+        """Return the criterion's loss of the logits of all classes, which no process ever holds.
 
-        A process computes its own classes' logits, once, and exchanges four numbers per example
-        with the others. Half-precision logits are computed with in float32; under autocast the
-        logits are made in autocast's type. Class weights, `ignore_index`, label smoothing and
-        reductions mean what they mean to the criterion. There is no second derivative.
+        A process computes its own classes' logits, once, and exchanges three numbers per example
+        with the others, or four with label smoothing. Half-precision logits are computed with in
+        float32; under autocast the logits are made in autocast's type. Class weights,
+        `ignore_index`, label smoothing and reductions mean what they mean to the criterion. There
+        is no second derivative.
 
         Args:
             features: shape (N, D).
@@ -301,7 +310,7 @@ class ShardedHead(nn.Module):
     def predict(
         self, features: Tensor, *, prior: ClassPrior | None = None, tau: float = 1.0
     ) -> Tensor:
-        """The class with the largest logit; of several, the first, as argmax has it.
+        """Return the class with the largest logit; of several, the first, as argmax has it.
 
         Args:
             features: shape (N, D).
@@ -318,7 +327,7 @@ class ShardedHead(nn.Module):
     def topk(
         self, features: Tensor, k: int, *, prior: ClassPrior | None = None, tau: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """The k largest logits and their classes, from each process's own k largest.
+        """Return the k largest logits and their classes, from each process's own k largest.
 
         Args:
             features: shape (N, D).
@@ -349,7 +358,7 @@ class ShardedHead(nn.Module):
 
     @torch.no_grad()
     def norms_and_bias(self) -> tuple[Tensor, Tensor]:
-        """‖w_y‖₂ and the bias of all classes, on every process; the bias is zero without one.
+        """Return ‖w_y‖₂ and the bias of all classes, on every process; zeros without a bias.
 
         Returns:
             Two float64 tensors of shape (C,), on the CPU.
@@ -361,13 +370,13 @@ class ShardedHead(nn.Module):
         return whole[:, 0].cpu(), whole[:, 1].cpu()
 
     def _own_logits(self, features: Tensor, counts: list[int] | None) -> Tensor:
-        """All examples' logits of this process's classes, in the features' type or autocast's."""
+        """Return all examples' logits of the own classes, in the features' type or autocast's."""
         weight, bias = local(self.weight).to(features.dtype), self.bias
         own = None if bias is None else local(bias).to(features.dtype)
         return F.linear(self._all_rows(features, counts), weight, own)
 
     def _counts(self, features: Tensor, known: Sequence[int] | None = None) -> list[int] | None:
-        """How many examples each process has; None where all have the same ones."""
+        """Return how many examples each process has; None where all have the same ones."""
         if self.mesh is None or self.batch == "replicated":
             return None
         if known is not None:
@@ -376,14 +385,14 @@ class ShardedHead(nn.Module):
         return self._gather(own).tolist()  # type: ignore[no-any-return]
 
     def _gather(self, values: Tensor) -> Tensor:
-        """Every process's tensor of this shape, stacked along a new first dimension."""
+        """Stack every process's tensor of this shape along a new first dimension."""
         values = values.unsqueeze(0)
         if self.mesh is None:
             return values
         return DTensor.from_local(values, self.mesh, [Shard(0)], run_check=False).full_tensor()
 
     def _all_rows(self, own: Tensor, counts: list[int] | None) -> Tensor:
-        """The rows of all processes, in their order; their gradients are added up over these."""
+        """Return the rows of all processes, in order; gradients are added up over these."""
         if self.mesh is None or counts is None:
             return self._shared(own, Replicate())
         if self.averaging and own.requires_grad:
@@ -398,30 +407,27 @@ class ShardedHead(nn.Module):
         return torch.cat([part[:count] for part, count in parts])
 
     def _own_rows(self, values: Tensor, counts: list[int] | None) -> Tensor:
-        """This process's examples of what every process computed for those of all."""
+        """Return the part for this process's examples of what was computed for those of all."""
         if counts is None:
             return values
         start = sum(counts[: self.rank])
         return self._shared(values, Replicate())[start : start + counts[self.rank]]
 
     def _shared(self, values: Tensor, placement: Replicate | Shard) -> Tensor:
-        """The whole of a tensor, on every process; its gradients are added up over these."""
+        """Return the whole of a tensor on every process; gradients are added up over these."""
         if self.mesh is None:
             return values
         given = DTensor.from_local(values, self.mesh, [placement], run_check=False)
         return given.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
     def _check_criterion(self, criterion: PairwiseMarginLoss) -> None:
+        rule = None
         if criterion.dense is not None or isinstance(criterion, EqualizedThresholdLoss):
-            raise InputError(
-                f"ShardedHead.loss: `criterion` must be a loss whose margin is additive and that "
-                f"drops no competitors at random, unlike {criterion.name!r}."
-            )
-        if criterion.label_smoothing and criterion.parts()[2] is not None:
-            raise InputError(
-                f"ShardedHead.loss: label smoothing is for losses that leave the target's own "
-                f"logit alone, such as LogitAdjustedLoss, unlike {criterion.name!r}."
-            )
+            rule = "must be a loss whose margin is additive and that drops no competitors at random"
+        elif criterion.label_smoothing and criterion.parts()[2] is not None:
+            rule = "has label smoothing, so it must leave the target's own logit alone"
+        if rule is not None:
+            raise InputError(f"ShardedHead.loss: `criterion` {rule}, unlike {criterion.name!r}.")
         if criterion.num_classes != self.num_classes:
             raise InputError(
                 f"ShardedHead.loss: the criterion has {criterion.num_classes} classes but the head "
@@ -432,7 +438,7 @@ class ShardedHead(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take whole tensors of an unsharded layer, of which each process keeps its slice."""
+        """Load whole tensors of an unsharded layer, of which each process keeps its slice."""
         cut = dict(state_dict)
         for name, own in self.named_parameters(recurse=False):
             value = cut.get(prefix + name)
@@ -441,19 +447,19 @@ class ShardedHead(nn.Module):
         super()._load_from_state_dict(cut, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Widths, slices and how it is fed, for printing."""
+        """Return widths, slices and how it is fed, for printing."""
         widths = f"in_features={self.in_features}, num_classes={self.num_classes}"
         return f"{widths}, slices={self.processes}, batch={self.batch!r}"
 
 
 def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and where; max takes the first of equals, topk any."""
+    """Return the k largest of each row and where; max takes the first of equals, topk any."""
     largest: Any = values.max(1, keepdim=True) if k == 1 else values.topk(k, 1)
     return largest.values, largest.indices
 
 
 def class_slices(num_classes: int, processes: int) -> list[slice]:
-    """The classes of each process, cut as `torch.chunk` does: the last ones may be short or empty.
+    """Cut classes as `torch.chunk` does, a slice to a process; the last may be short or empty.
 
     Examples:
         >>> class_slices(11, 3)
@@ -465,12 +471,12 @@ def class_slices(num_classes: int, processes: int) -> list[slice]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a DTensor, differentiable; any other tensor as it is."""
+    """Return the own part of a DTensor, differentiable; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather_slices(tensor: Tensor) -> Tensor | None:
-    """The whole of a tensor in slices of classes, on the CPU of the mesh's first process.
+    """Gather a tensor in slices of classes on the CPU of the mesh's first process.
 
     One slice after the other is sent, so no device ever holds more than two. Every process of the
     mesh must call this.
@@ -523,7 +529,7 @@ def scatter_slices(tensor: DTensor, whole: Tensor | None) -> None:
 
 
 def full_state_dict(module: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A module's state under the names and in the shapes of the unsharded one, on the CPU.
+    """Return a module's state with the names and shapes of the unsharded one, on the CPU.
 
     Args:
         module: any, with sharded heads somewhere in it, or tensors by name. Every process of the

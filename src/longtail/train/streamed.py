@@ -1,13 +1,13 @@
-"""One run on photographs that stay on disk, in one process or as one of several.
+"""Training of one run on photographs that stay on disk, in one process or in several.
 
 The global batch defines a step. Each process takes its share of it, in parts where the share is
 larger than a micro-batch, and gradients add up to those of the mean over the global batch: sums
 of losses are divided by the weight of the whole batch, whoever holds how much of it. Only batch
 norm sees the parts.
 
-Images come as bytes from worker processes (`data.streaming`), are copied to the device while it
-works on the step before, and are normalised there. The last layer is whole in every process, with
-a loss from all classes or from some that are drawn, or cut over the processes (`sharded`).
+Images come as bytes from worker processes (`data.streaming`) and are normalised on the device. The
+last layer is whole in every process, with a loss from all classes or from some that are drawn, or
+cut over the processes (`sharded`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from itertools import islice
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.streaming import evaluation_stream, planned_stream
 from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
+from longtail.losses.pairwise import counted
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World
 from longtail.train.loop import begin_epoch, make_criteria, new_network, training_state
@@ -89,16 +90,32 @@ def check_recipe(recipe: Recipe) -> None:
             )
 
 
-class Part(NamedTuple):
-    """Some images of a step on the device; `counts` is 0 where they only fill up, else 1."""
+def micro_batches(first: int, size: int, world: World, micro_batch: int) -> list[IntArray]:
+    """Return the places in the epoch that a process takes of a batch, a micro-batch at a time.
 
-    images: Tensor  # uint8, shape (images, 3, size, size), channels last
-    labels: Tensor
-    counts: float
+    Every process has as many parts as the largest share needs, since all must take part in each.
+    One that has no images left looks at the batch's first, and does not count it.
+
+    Args:
+        first: the batch's first place.
+        size: of the global batch.
+        world: the process among the others.
+        micro_batch: the most places at a time.
+
+    Examples:
+        >>> [part.tolist() for part in micro_batches(10, 3, World(rank=0, count=2), 1)]
+        [[10], [10]]
+        >>> [part.tolist() for part in micro_batches(10, 3, World(rank=1, count=2), 1)]
+        [[11], [12]]
+    """
+    mine, largest = world.share(size), -(-size // world.count)
+    places = first + np.arange(mine.start, mine.stop)
+    parts = np.array_split(places, -(-largest // micro_batch))
+    return [part if len(part) else np.array([first]) for part in parts]
 
 
 class PixelNetwork(nn.Module):
-    """A network that normalises bytes on its device; its result are logits, or a sampled loss."""
+    """Network that takes bytes, which it normalises; it returns logits, or a sampled loss."""
 
     mean: Tensor
     std: Tensor
@@ -121,7 +138,7 @@ class PixelNetwork(nn.Module):
     def forward(
         self, pixels: Tensor, labels: Tensor | None = None, sampled: Tensor | None = None
     ) -> Tensor:
-        """Logits in float32, or the sum of the losses compared with the `sampled` classes."""
+        """Return logits in float32, or the sum of the losses against the `sampled` classes."""
         images = normalize(pixels, mean=self.mean, std=self.std, pixel_range=255)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision != "float32"):
             features = self.model.features(images)  # type: ignore[operator]
@@ -133,7 +150,7 @@ class PixelNetwork(nn.Module):
 
 
 class StreamedTraining:
-    """A run whose images come from disk; it steps as `loop.Training` does.
+    """Run whose images come from disk; it steps as `loop.Training` does.
 
     Attributes:
         losses: the mean loss of each step of the epoch; of the global batches once `mean_losses`
@@ -143,7 +160,7 @@ class StreamedTraining:
 
     on_disk = True
     block = 1  # steps whose batches are made at once
-    active, graphs = nullcontext, MappingProxyType[int, Any]({})
+    active, graphs = nullcontext, None  # set by `cuda_graphs.place`
 
     def __init__(
         self,
@@ -163,6 +180,17 @@ class StreamedTraining:
         self.criterion = self.criteria[0]
         self.criterion.reduction = "sum"
         self.sampled: SampledSoftmaxLoss | None = None
+        if recipe.sampled_classes:
+            # Classes are drawn once for each global batch, whatever a process's share and parts.
+            method, prior = planner.method, planner.prior
+            self.sampled = SampledSoftmaxLoss(
+                prior,
+                num_sampled=recipe.sampled_classes,
+                margin=margins.by_name(method.loss, prior, **method.settings),
+                reduction="sum",
+                generator=self.generators[0],
+            ).to(self.device)
+            self.sampled.class_weight = self.criterion.weight  # the tensor that an epoch's go into
         self.sharded = recipe.classifier == "sharded"
         self.model = trunk = new_network(recipe, data, seed=planner.seed)
         if self.sharded:
@@ -172,23 +200,10 @@ class StreamedTraining:
             trunk = without_head(self.model)  # what a step calls is whole in every process
         else:
             self.model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if recipe.sampled_classes:
-            # Classes are drawn once for each global batch, whatever a process's share and parts.
-            self.sampled = SampledSoftmaxLoss(
-                planner.prior,
-                num_sampled=recipe.sampled_classes,
-                margin=margins.by_name(
-                    planner.method.loss, planner.prior, **planner.method.settings
-                ),
-                reduction="sum",
-                generator=self.generators[0],
-            ).to(self.device)
-            self.sampled.class_weight = self.criterion.weight  # the tensor that an epoch's go into
-        module = PixelNetwork(
-            trunk, recipe, precision=precision, device=self.device, loss=self.sampled
-        )
         self.optimizer = make_optimizer(self.model, recipe, self.device)
-        self._averaged = world.average_gradients(module)
+        self._averaged = world.average_gradients(
+            PixelNetwork(trunk, recipe, precision=precision, device=self.device, loss=self.sampled)
+        )
         self.call: Any = self._averaged
         if on_gpu if self.how.compile is None else self.how.compile:
             torch.compiler.reset()  # after some networks in one process torch would stop compiling
@@ -203,11 +218,9 @@ class StreamedTraining:
             pin_memory=on_gpu,
         )
         self.losses = torch.zeros(len(self.batch_sizes), dtype=torch.float64, device=self.device)
-        self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.plans: list[EpochPlan] = []
         self.epoch, self.at = -1, 0  # and the step that comes next
-        self._parts: list[Part] = []
-        self._waiting: list[Part] = []
+        self._parts: list[tuple[Tensor, Tensor]] = []  # images and labels of this step
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
@@ -216,113 +229,81 @@ class StreamedTraining:
         self.losses.zero_()
         self.model.train(not self.recipe.freeze_backbone)
         self._left_out = self.stream.skipped.total()
-        self._read(epoch, self.plans[0].images.rows.numpy())
-        self._waiting = self._fetch(0)
+        self._steps = self._read(epoch)
+
+    def _read(self, epoch: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Read an epoch; yield images and labels of each part of each step, on the device."""
+        rows, first = self.plans[0].images.rows.numpy(), 0
+        steps: list[list[list[IntArray]]] = []  # the pieces of each part of each step
+        for size in self.batch_sizes:
+            parts = micro_batches(first, size, self.world, self.how.micro_batch)
+            steps.append([np.array_split(part, -(-len(part) // _PIECE)) for part in parts])
+            first += size
+        pieces = [piece for step in steps for part in step for piece in part]
+        self.stream.set_plan(epoch, [(rows[piece], piece) for piece in pieces])
+        arriving = iter(self.stream)
+        for size, step in zip(self.batch_sizes, steps, strict=True):
+            share, found = self.world.share(size), []
+            for number, part in enumerate(step):
+                images, labels = (
+                    torch.cat([values.to(self.device, non_blocking=True) for values in column])
+                    for column in list(zip(*islice(arriving, len(part)), strict=True))[:2]
+                )
+                if number >= share.stop - share.start:  # the first parts have the images
+                    labels.fill_(self.criterion.ignore_index)
+                found.append((images, labels))
+            yield found
 
     def prepare(self, number: int) -> None:
-        """Before step `number`: take what was fetched for it."""
-        self.at, self._parts = number, self._waiting
-        if self._copies is not None:
-            here = torch.cuda.current_stream(self.device)
-            here.wait_stream(self._copies)
-            for part in self._parts:  # so that their memory is not reused while it is read
-                part.images.record_stream(here)
-                part.labels.record_stream(here)
+        """Before step `number`: take its images, which go to the device while that still works."""
+        self.at, self._parts = number, next(self._steps)
 
     def step(self, size: int) -> None:
-        """One step on this process's part of the next `size` examples."""
+        """Take a step on this process's part of the next `size` examples."""
         self.optimizer.zero_grad(set_to_none=True)
-        weight = torch.stack([self._weight(part) for part in self._parts]).sum()
-        total = self.world.sum_(weight)
+        criterion, world = self.criterion, self.world
+        # The mean's denominator, as torch has it: class weights count.
+        weights = [counted(y, criterion.weight, criterion.ignore_index) for _, y in self._parts]
+        total = world.sum_(torch.stack([weight.double().sum() for weight in weights]).sum())
         drawn = None  # over the global batch
         if self.sampled is not None:
             drawn = self.sampled.draw()
-        elif isinstance(self.criterion, EqualizedThresholdLoss):
-            classes = self.data.num_classes
-            drawn = self.criterion.draw(torch.empty(size, classes, device=self.device))
-        for number, part in enumerate(self._parts):
+        elif isinstance(criterion, EqualizedThresholdLoss):
+            drawn = criterion.draw(torch.empty(size, self.data.num_classes, device=self.device))
+        for number in range(len(self._parts)):
             # Gradients stay here until the last part of a step has added its own.
-            sent = self.world.count == 1 or number + 1 == len(self._parts)
+            sent = world.count == 1 or number + 1 == len(self._parts)
             with nullcontext() if sent else self._averaged.no_sync():  # type: ignore[operator]
-                loss = self._sum(part, number, drawn) / total
+                loss = self._sum(number, size, drawn) / total
                 # Times the processes, since gradients are averaged over them.
-                (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
+                (loss * world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self.at] += loss.detach()
         set_rate(self.optimizer, float(self.plans[0].rates[self.at]))
         self.optimizer.step()
         self._parts = []
-        self._waiting = self._fetch(self.at + 1)  # while the device works
 
-    def _sum(self, part: Part, number: int, drawn: Tensor | None) -> Tensor:
-        """This process's part of the sum of losses; those of all processes add up to the sum."""
-        images, labels, counts = part
-        size = self.batch_sizes[self.at]
+    def _sum(self, number: int, size: int, drawn: Tensor | None) -> Tensor:
+        """Return a part's losses, summed; those of all parts and processes add up to the whole."""
+        (images, labels), world = self._parts[number], self.world
         if self.sharded:  # each process knows the sum of all, and takes an equal share of it
-            if not counts:
-                labels = torch.full_like(labels, self.criterion.ignore_index)
             rows = None
             if self.how.on_error == "stop":  # how many each process has is known
-                everyone = range(self.world.count)
-                rows = [len(self._places(0, size, rank)[number]) for rank in everyone]
+                every = [World(rank, world.count) for rank in range(world.count)]
+                taken = [micro_batches(0, size, one, self.how.micro_batch) for one in every]
+                rows = [len(parts[number]) for parts in taken]
             fc: Any = self.model.fc
-            whole = fc.loss(self.call(images), labels, self.criterion, rows=rows)
-            return cast(Tensor, whole / self.world.count)
+            return cast(
+                Tensor, fc.loss(self.call(images), labels, self.criterion, rows=rows) / world.count
+            )
         if self.sampled is not None:
-            return counts * cast(Tensor, self.call(images, labels, drawn))
+            return cast(Tensor, self.call(images, labels, drawn))
         if drawn is not None:
-            place = self.world.share(size).start
-            place += sum(len(before.labels) for before in self._parts[:number])
+            place = world.share(size).start + sum(len(y) for _, y in self._parts[:number])
             drawn = drawn[place : place + len(labels)]
-        return counts * cast(Tensor, self.criterion(self.call(images), labels, dropped=drawn))
-
-    def _weight(self, part: Part) -> Tensor:
-        """The part's share of the mean's denominator, as torch has it: class weights count."""
-        weight = self.criterion.weight
-        of_each = torch.ones_like(part.labels) if weight is None else weight.gather(0, part.labels)
-        return part.counts * of_each.double().sum()
-
-    def _read(self, epoch: int, rows: IntArray) -> None:
-        """Start to read an epoch, in pieces of each part of each step."""
-        self._layout: list[list[int]] = []  # of each step the number of pieces of each part
-        batches: list[tuple[IntArray, IntArray]] = []
-        first = 0
-        for size in self.batch_sizes:
-            parts = self._places(first, size, self.world.rank)
-            pieces = [np.array_split(part, -(-len(part) // _PIECE)) for part in parts]
-            self._layout.append([len(of_part) for of_part in pieces])
-            batches += [(rows[piece], piece) for of_part in pieces for piece in of_part]
-            first += size
-        self.stream.set_plan(epoch, batches)
-        self._batches = iter(self.stream)
-
-    def _places(self, first: int, size: int, rank: int) -> list[IntArray]:
-        """The places in the epoch that a process takes of a batch, a micro-batch at a time."""
-        mine = World(rank, self.world.count).share(size)
-        places = first + np.arange(mine.start, mine.stop)
-        # As many parts in every process as the largest share needs. A part without images looks
-        # at the batch's first and gives it no weight, since every process must take part.
-        largest = -(-size // self.world.count)
-        parts = np.array_split(places, -(-largest // self.how.micro_batch))
-        return [part if len(part) else np.array([first]) for part in parts]
-
-    def _fetch(self, number: int) -> list[Part]:
-        """The images of a step, on their way to the device; nothing after the last step."""
-        if number >= len(self._layout):
-            return []
-        share, found = self.world.share(self.batch_sizes[number]), list[Part]()
-        for at, count in enumerate(self._layout[number]):
-            pieces = [next(self._batches) for _ in range(count)]
-            with nullcontext() if self._copies is None else torch.cuda.stream(self._copies):
-                images, labels = (
-                    torch.cat([values.to(self.device, non_blocking=True) for values in column])
-                    for column in list(zip(*pieces, strict=True))[:2]
-                )
-            # Images lie in the first parts.
-            found.append(Part(images, labels, counts=float(at < share.stop - share.start)))
-        return found
+        return cast(Tensor, self.criterion(self.call(images), labels, dropped=drawn))
 
     def mean_losses(self) -> list[float]:
-        """The mean loss of the epoch's examples; ends the epoch for all processes alike."""
+        """Return the mean loss of the epoch's examples; ends the epoch for all processes alike."""
         self.world.sum_(self.losses)
         if self.world.count > 1:
             # The processes' running statistics of batch norm become their mean after every epoch,
@@ -336,16 +317,16 @@ class StreamedTraining:
         return [float((self.losses * sizes).sum() / sizes.sum())]
 
     def state(self, member: int = 0) -> dict[str, Tensor]:
-        """Everything that training changes, by name, where it is."""
+        """Return everything that training changes, by name, where it is."""
         found = training_state(self.model, self.optimizer)
         return {name: value.detach() for name, value in found.items()}
 
     def saved_state(self, member: int = 0) -> dict[str, Tensor]:
-        """`state` as a checkpoint has it, on the first process; every process must ask."""
+        """Return `state` as a checkpoint has it, on the first process; every process must call."""
         return self._whole(self.state())
 
     def saved_weights(self, network: nn.Module) -> dict[str, Tensor]:
-        """The weights as a run folder has them, likewise."""
+        """Return the weights as a run folder has them, likewise."""
         return self._whole(network.state_dict())
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -356,7 +337,7 @@ class StreamedTraining:
         return full_state_dict(tensors)
 
     def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's tensors in place; the first process has them, for everyone."""
+        """Load a checkpoint's tensors, which the first process has, in every process."""
         for name, value in self.state().items():
             if hasattr(value, "to_local"):  # a DTensor
                 from longtail.train.sharded_head import scatter_slices
@@ -368,7 +349,7 @@ class StreamedTraining:
             self.world.send_(value)
 
     def network(self, member: int = 0) -> nn.Module:
-        """The network with its weights as they are now."""
+        """Return the network with its weights as they are now."""
         return self.model
 
 
@@ -380,9 +361,9 @@ def stream_logits(
     world: World = ALONE,
     how: Streaming | None = None,
 ) -> NDArray[Any] | None:
-    """The network's float32 logits on the centres of images, each computed in one process.
+    """Return the float32 logits of images, in the data's order, on the first process; else None.
 
-    They are in the data's order, on the first process; the others get None.
+    Each image is cropped to its centre, and computed in one of the processes.
     """
     with judging(model):
         rows = torch.cat([*stream_outputs(model, data, recipe, data.num_classes, world, how)])
@@ -397,9 +378,10 @@ def stream_outputs(
     world: World,
     how: Streaming | None,
 ) -> Iterator[Tensor]:
-    """A network's outputs of this width for the centres of every `count`-th image from its rank on.
+    """Yield a network's outputs for every `count`-th image from this process's rank on.
 
-    Every process gets as many batches as the others, the last of which may be empty.
+    Every process gets as many batches as the others, the last of which may be empty: of shape
+    (0, width).
     """
     how, device = how or Streaming(), next(model.parameters()).device
     network = PixelNetwork(model, recipe, device=device)
@@ -424,7 +406,7 @@ def stream_outputs(
 
 @contextmanager
 def judging(model: nn.Module) -> Iterator[None]:
-    """A network as it is judged: no statistics move, no gradients are kept, float32 is exact."""
+    """Keep statistics as they are and float32 exact, without gradients, to judge a network."""
     was_training = model.training
     model.eval()
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

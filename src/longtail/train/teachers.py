@@ -22,7 +22,7 @@ from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.models.stacked import can_stack, stack
 from longtail.runs import Run, RunError, RunSpec, Settings, files, mean_logits
-from longtail.runs.ensemble import logit_scale, scaled_logits, trained_seeds
+from longtail.runs.ensemble import logit_scale, trained_seeds
 from longtail.runs.folder import MODEL, TEACHERS, logits_file
 from longtail.train.checkpoint import as_tensors
 from longtail.train.loop import new_network
@@ -59,7 +59,7 @@ def names_of(spec: RunSpec) -> tuple[str, ...]:
 
 
 class TeacherPool:
-    """The teachers of some runs of one training set, opened and checked.
+    """Teachers of some runs of one training set, opened and checked.
 
     They are looked for by their names below `root`, and among those `given`.
     """
@@ -110,9 +110,8 @@ class TeacherPool:
         key = (names_of(spec), saved, recipe.mean, recipe.std)
         if runs and key not in self._ready:
             if saved:
-                mean = mean_logits(runs, split=SPLIT) if runs[1:] else None
-                logits = (mean or scaled_logits(runs[0], split=SPLIT)).logits
-                self._ready[key] = torch.from_numpy(np.array(logits, np.float32)).to(device)
+                logits = np.array(mean_logits(runs, split=SPLIT).logits, np.float32)
+                self._ready[key] = torch.from_numpy(logits).to(device)
             else:
                 self._ready[key] = Teachers(runs, recipe, data, device=device)
         return self._ready.get(key)
@@ -120,34 +119,33 @@ class TeacherPool:
 
 def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -> None:
     """Refuse a teacher that can't teach, or that has seen what it must not have."""
-    held_out, saved = student.dataset.held_out, SAVED in student.settings
+    held_out, problem = student.dataset.held_out, None
     # The seed says which examples are held out.
     same_part = run.spec.dataset.held_out == held_out and trained_seeds(run.spec) == {student.seed}
-    other = None
     if run.data != images.fingerprint:
-        other = (
+        problem = (
             f"was trained on other data than its student would be (fingerprint {run.data[:16]} "
             f"against {images.fingerprint[:16]}), which may hold images of the development or the "
-            f"test set; teachers and students need one training set."
+            f"test set."
         )
     elif held_out and not same_part:
-        other = (
+        problem = (
             f"may have seen images that its student holds out; it, and every member of an "
             f"ensemble, must be trained with --held-out {held_out:g} and seed {student.seed}."
         )
-    elif not saved and run.members and not run.has_model:
-        other = f"is an ensemble; name its members as teachers instead: {', '.join(run.members)}."
-    elif not saved:
-        run.model()  # says why there are no weights
-    else:
+    elif SAVED in student.settings:
         run.logits(SPLIT)  # says how to make them
         if run.record["splits"][SPLIT]["data"] != images.fingerprint:
-            other = (
+            problem = (
                 f"has saved logits of other images than the training set, or in another order; "
                 f"write them with: {run.evaluation(SPLIT)} --force"
             )
-    if other is not None:
-        raise RunError(f"train: the teacher {run.folder} {other}")
+    elif run.members and not run.has_model:
+        problem = f"is an ensemble; name its members as teachers instead: {', '.join(run.members)}."
+    else:
+        run.model()  # says why there are no weights
+    if problem is not None:
+        raise RunError(f"train: the teacher {run.folder} {problem}")
 
 
 class Teachers:
@@ -162,6 +160,10 @@ class Teachers:
         data: of the students, for its number of classes and image shape.
         device: where they answer.
         stacked: narrow networks of one architecture side by side; if None, on a GPU.
+
+    Attributes:
+        groups: networks side by side, how many, and the scale of their logits; and by what a
+            student's images are multiplied, and what is added, to be normalised as theirs.
     """
 
     def __init__(
@@ -173,44 +175,37 @@ class Teachers:
         device: torch.device,
         stacked: bool | None = None,
     ) -> None:
-        on_gpu = device.type == "cuda"
         self.device, self.count, self.num_classes = device, len(runs), data.num_classes
+        on_gpu = device.type == "cuda"
         self.dtype = torch.bfloat16 if on_gpu else torch.float32
         groups: dict[tuple[Any, ...], list[nn.Module]] = {}
         for number, run in enumerate(runs):
-            own = Recipe.of(run.spec)
+            own, scale = Recipe.of(run.spec), logit_scale(run.spec.method)
             network = new_network(own, data, seed=run.spec.seed)
             network.load_state_dict(as_tensors(run.model()))
             together = (on_gpu if stacked is None else stacked) and can_stack(own.model)
-            scale = logit_scale(run.spec.method)
-            place = -1 if together else number
-            key = (scale, own.mean, own.std, own.model, own.head, own.head_scale, place)
+            alone = None if together else number
+            key = (scale, own.mean, own.std, own.model, own.head, own.head_scale, alone)
             groups.setdefault(key, []).append(network)
-        # Networks side by side, how many, and how a student's pixels become theirs.
-        self.groups: list[tuple[Any, int, float, tuple[Tensor, Tensor] | None]] = []
-        for (scale, mean, std, *_), group in groups.items():
+        self.groups: list[tuple[Any, int, float, Tensor, Tensor]] = []
+        for (scale, *theirs, _, _, _, _), group in groups.items():
             network = stack(group).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-            change = None
-            if (recipe.mean, recipe.std) != (mean, std):
-                mine, my_std, theirs, their_std = (
-                    torch.tensor(values, device=device).view(1, -1, 1, 1)
-                    for values in (recipe.mean, recipe.std, mean, std)
-                )
-                change = my_std / their_std, (mine - theirs) / their_std
             network.eval().requires_grad_(False)
-            self.groups.append((network, len(group), scale, change))
+            my_mean, my_std, mean, std = (
+                torch.tensor(values, device=device).view(1, -1, 1, 1)
+                for values in (recipe.mean, recipe.std, *theirs)
+            )
+            self.groups.append((network, len(group), scale, my_std / std, (my_mean - mean) / std))
 
+    @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the mean logits, float32, of images as the students see them."""
         total = torch.zeros(len(images), self.num_classes, device=self.device)
-        low = self.dtype == torch.bfloat16
-        for network, size, scale, change in self.groups:
-            pixels = images if change is None else images * change[0] + change[1]
-            each = pixels.to(self.dtype).repeat(1, size, 1, 1)
-            each = each.contiguous(memory_format=torch.channels_last)
-            with torch.no_grad():
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
-                    features = network.features(each)
-                logits = network.fc(features.float())
+        for network, size, scale, factor, shift in self.groups:
+            each = (images * factor + shift).to(self.dtype).repeat(1, size, 1, 1)
+            low = self.dtype == torch.bfloat16
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+                features = network.features(each.contiguous(memory_format=torch.channels_last))
+            logits = network.fc(features.float())
             total.add_(logits.view(size, len(images), -1).sum(dim=0), alpha=scale)
         return total / self.count

@@ -2,8 +2,8 @@
 
 Each image gets one operation of `OPERATIONS`, drawn uniformly, at a strength drawn uniformly:
 nothing to tune. As in `augment`, the draws (`plan_trivial_augment`, on the CPU) and their
-application (`trivial_augment`) are kept apart. Images that get the same kind of operation go
-through it together, and the plan tells which they are, so no host waits for a device.
+application (`trivial_augment`) are kept apart. Images that get the same operation go through it
+together, and the plan tells which they are, so no host waits for a device.
 
 Pixels are 8-bit and every operation is Pillow's to the last grey level: truncated where it
 truncates, geometric operations by its nearest neighbour in 16.16 fixed point, black beyond the
@@ -22,20 +22,14 @@ edge. With m the strength, 0 .. 30, and a random sign ±:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longtail._checks import InputError
 
-# Neighbours in this list go through the same kernels: blends together, geometry together.
-BLENDS = ("color", "contrast", "brightness", "sharpness")
-GEOMETRY = ("rotate", "shear-x", "shear-y", "translate-x", "translate-y")
-OPERATIONS = ("identity", "autocontrast", "equalize", "solarize", "posterize", *BLENDS, *GEOMETRY)
 STRENGTHS = 30  # the largest; 0 is the least
-_LEVELS = 2 * STRENGTHS + 1  # with their signs
 
 
 def plan_trivial_augment(count: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -84,96 +78,23 @@ def trivial_augment(pixels: Tensor, operation: Tensor, strength: Tensor) -> Tens
             f"normalising."
         )
     out = pixels.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
-    # How many images get which operation is all that the host has to know.
+    order = operation.argsort(stable=True)
     counts = torch.bincount(operation, minlength=len(OPERATIONS)).tolist()
-    device = pixels.device
-    on_device = operation.to(device, non_blocking=True)
-    where = on_device.argsort(stable=True)
-    level = strength.to(device, non_blocking=True) + STRENGTHS
-    row = (on_device * _LEVELS + level).index_select(0, where)
-    amounts, matrices = _tables(pixels.shape[2], pixels.shape[3], device)
-    amount = amounts.index_select(0, row)
-    starts = dict(zip((*OPERATIONS, "end"), accumulate(counts, initial=0), strict=True))
-    blends = counts[OPERATIONS.index("color") : OPERATIONS.index("rotate")]
-    parts: list[tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = [
-        ("autocontrast", "equalize", lambda x, _: _autocontrast(x)),
-        ("equalize", "solarize", lambda x, _: _equalize(x)),
-        ("solarize", "posterize", _solarize),
-        ("posterize", "color", _posterize),
-        ("color", "rotate", lambda x, a: _blend(x, a, blends)),
-        ("rotate", "end", lambda x, _: _affine(x, matrices.index_select(0, row[-len(x) :]))),
-    ]
-    for first, after, apply in parts:
-        start, end = starts[first], starts[after]
-        if end > start:
-            index = where[start:end]
+    indices = torch.split(order.to(pixels.device, non_blocking=True), counts)
+    strengths = torch.split(strength[order].double(), counts)
+    for apply, index, strength in zip(_APPLY.values(), indices, strengths, strict=True):
+        if apply is not None and len(index):
             x = out.index_select(0, index).permute(0, 3, 1, 2)
-            y = apply(x, amount[start:end].view(-1, 1, 1, 1))
-            out.index_copy_(0, index, y.permute(0, 2, 3, 1))
+            out.index_copy_(0, index, apply(x, strength).permute(0, 2, 3, 1))
     return out.permute(0, 3, 1, 2)
 
 
-@cache
-def _tables(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`_amounts` and `_matrices` of every operation at every strength, on a device.
-
-    Made on the CPU, so that they are the same to the bit on every device; by the row
-    61 · operation + 30 + strength.
-    """
-    operation = torch.arange(len(OPERATIONS)).repeat_interleave(_LEVELS)
-    strength = torch.arange(-STRENGTHS, STRENGTHS + 1).repeat(len(OPERATIONS))
-    matrices = _matrices(operation, strength, (height, width))
-    return _amounts(operation, strength).to(device), matrices.to(device)
+# Each operation takes uint8 pixels and signed strengths, float64 on the CPU. What follows from a
+# strength is computed there, so that it is the same to the bit on every device.
 
 
-def _amounts(operation: Tensor, strength: Tensor) -> Tensor:
-    """Parameters of operations without geometry: a threshold, a step of levels or a factor."""
-    level = strength.abs()
-    factor = 0.01 + 1.99 * level.double() / STRENGTHS
-    threshold = 256 - 256 * level // STRENGTHS
-    step = 2 ** (6 * level // STRENGTHS)  # 2^(8 − bits)
-    amount = torch.where(operation == OPERATIONS.index("solarize"), threshold.double(), factor)
-    return torch.where(operation == OPERATIONS.index("posterize"), step.double(), amount).float()
-
-
-def _matrices(operation: Tensor, strength: Tensor, size: tuple[int, int]) -> Tensor:
-    """The source of pixel (x, y) in 16.16 fixed point: (a, b, c, d, e, f), int32, shape (n, 6).
-
-    x' = (a x + b y + c) >> 16 and y' = (d x + e y + f) >> 16, with the half pixel in c and f.
-    """
-    height, width = size
-    level = strength.double() / STRENGTHS
-    kind = {name: operation == OPERATIONS.index(name) for name in GEOMETRY}
-    none = torch.zeros_like(level)
-    angle = torch.where(kind["rotate"], -torch.deg2rad(135 * level), none)
-    cos, sin = angle.cos(), angle.sin()
-    cos, sin = cos.round(decimals=15), sin.round(decimals=15)
-    b = torch.where(kind["shear-x"], 0.99 * level, sin)
-    d = torch.where(kind["shear-y"], 0.99 * level, -sin)
-    # About the centre; for the others cos is 1 and sin 0, so nothing moves.
-    c = -cos * (width / 2) - sin * (height / 2) + width / 2
-    f = sin * (width / 2) - cos * (height / 2) + height / 2
-    c = torch.where(kind["translate-x"], 32 * level, c)
-    f = torch.where(kind["translate-y"], 32 * level, f)
-    c, f = c + 0.5 * cos + 0.5 * b, f + 0.5 * d + 0.5 * cos
-    return torch.stack([cos, b, c, d, cos, f], 1).mul(65536).add(0.5).floor().int()
-
-
-def _affine(x: Tensor, matrices: Tensor) -> Tensor:
-    height, width = x.shape[2:]
-    column = torch.arange(width, device=x.device, dtype=torch.int32)
-    row = torch.arange(height, device=x.device, dtype=torch.int32)[:, None]
-    a, b, c, d, e, f = matrices[:, :, None, None].unbind(1)
-    from_x = (a * column + b * row + c) >> 16
-    from_y = (d * column + e * row + f) >> 16
-    outside = (from_x < 0) | (from_x >= width) | (from_y < 0) | (from_y >= height)
-    image = torch.arange(len(x), device=x.device)[:, None, None]
-    out = x[image, :, from_y.clamp(0, height - 1).long(), from_x.clamp(0, width - 1).long()]
-    return out.masked_fill_(outside[..., None], 0).permute(0, 3, 1, 2)
-
-
-def _autocontrast(x: Tensor) -> Tensor:
-    """Each channel stretched to 0 .. 255."""
+def _autocontrast(x: Tensor, _: Tensor) -> Tensor:
+    """Stretch each channel to 0 .. 255."""
     low, high = x.amin((2, 3), keepdim=True).double(), x.amax((2, 3), keepdim=True).double()
     # A true division: `255.0 / tensor` multiplies by the reciprocal, which rounds differently.
     # Infinite for a channel of one colour, which stays as it is.
@@ -182,8 +103,8 @@ def _autocontrast(x: Tensor) -> Tensor:
     return torch.where(high > low, stretched, x.double()).to(torch.uint8)
 
 
-def _equalize(x: Tensor) -> Tensor:
-    """Each channel's grey levels spread evenly, by Pillow's whole numbers."""
+def _equalize(x: Tensor, _: Tensor) -> Tensor:
+    """Spread each channel's grey levels evenly, by Pillow's whole numbers."""
     batch, channels, height, width = x.shape
     flat = x.reshape(batch * channels, height * width).long()
     counts = torch.zeros(len(flat), 256, dtype=torch.int64, device=x.device)
@@ -196,31 +117,27 @@ def _equalize(x: Tensor) -> Tensor:
     return table.gather(1, flat).to(torch.uint8).view(x.shape)
 
 
-def _solarize(x: Tensor, threshold: Tensor) -> Tensor:
+def _solarize(x: Tensor, strength: Tensor) -> Tensor:
+    threshold = _for_each((256 - 256 * strength.abs() // STRENGTHS).float(), x)
     return torch.where(x < threshold, x, 255 - x)
 
 
-def _posterize(x: Tensor, step: Tensor) -> Tensor:
-    step = step.to(torch.uint8)
+def _posterize(x: Tensor, strength: Tensor) -> Tensor:
+    bits_lost = 6 * strength.abs() // STRENGTHS
+    step = _for_each((2**bits_lost).to(torch.uint8), x)
     return x // step * step
 
 
-def _blend(x: Tensor, factor: Tensor, counts: list[int]) -> Tensor:
-    """d + factor · (x − d) in float32, truncated; d as for color, contrast, brightness, sharpness.
+def _blend(towards: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the operation d + factor · (x − d) in float32, truncated; d = towards(x)."""
 
-    The images are sorted by operation, of which there are so many as `counts` says.
-    """
-    parts = torch.split(x.to(torch.int32), counts)
-    base = torch.cat(
-        [
-            _grey(parts[0]).expand_as(parts[0]),
-            _mean_grey(parts[1]).expand_as(parts[1]),
-            torch.zeros_like(parts[2]),
-            _smooth(parts[3]),
-        ]
-    )
-    blended = base + factor * (x.to(torch.int32) - base).float()
-    return blended.clamp_(0, 255).to(torch.uint8)
+    def apply(x: Tensor, strength: Tensor) -> Tensor:
+        factor = _for_each((0.01 + 1.99 * strength.abs() / STRENGTHS).float(), x)
+        x = x.to(torch.int32)
+        base = towards(x)
+        return (base + factor * (x - base).float()).clamp_(0, 255).to(torch.uint8)
+
+    return apply
 
 
 def _grey(x: Tensor) -> Tensor:
@@ -247,3 +164,55 @@ def _smooth(x: Tensor) -> Tensor:
     total = around + 4 * x[:, :, 1:-1, 1:-1]
     out[:, :, 1:-1, 1:-1] = (2 * total + 13) // 26
     return out
+
+
+def _rotate(x: Tensor, strength: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    angle = -torch.deg2rad(135 * strength / STRENGTHS)
+    cos, sin = angle.cos().round(decimals=15), angle.sin().round(decimals=15)
+    c = -cos * (width / 2) - sin * (height / 2) + width / 2  # about the centre
+    f = sin * (width / 2) - cos * (height / 2) + height / 2
+    return _affine(x, a=cos, b=sin, c=c, d=-sin, e=cos, f=f)
+
+
+def _affine(
+    x: Tensor, *, a: Any = 1, b: Any = 0, c: Any = 0, d: Any = 0, e: Any = 1, f: Any = 0
+) -> Tensor:
+    """Fetch the pixel at (x, y) from (a x + b y + c, d x + e y + f), in 16.16 fixed point."""
+    height, width = x.shape[2:]
+    c, f = c + 0.5 * a + 0.5 * b, f + 0.5 * d + 0.5 * e  # the half pixel
+    each = [torch.as_tensor(value).double().expand(len(x)) for value in (a, b, c, d, e, f)]
+    matrix = torch.stack(each).mul(65536).add(0.5).floor().int()
+    a, b, c, d, e, f = matrix.to(x.device, non_blocking=True)[:, :, None, None]
+    column = torch.arange(width, device=x.device, dtype=torch.int32)
+    row = torch.arange(height, device=x.device, dtype=torch.int32)[:, None]
+    from_x = (a * column + b * row + c) >> 16
+    from_y = (d * column + e * row + f) >> 16
+    outside = (from_x < 0) | (from_x >= width) | (from_y < 0) | (from_y >= height)
+    image = torch.arange(len(x), device=x.device)[:, None, None]
+    out = x[image, :, from_y.clamp(0, height - 1).long(), from_x.clamp(0, width - 1).long()]
+    return out.masked_fill_(outside[..., None], 0).permute(0, 3, 1, 2)
+
+
+def _for_each(values: Tensor, x: Tensor) -> Tensor:
+    """Return one value per image, on the device of the images."""
+    return values.to(x.device, non_blocking=True).view(-1, 1, 1, 1)
+
+
+_APPLY: dict[str, Callable[[Tensor, Tensor], Tensor] | None] = {
+    "identity": None,
+    "autocontrast": _autocontrast,
+    "equalize": _equalize,
+    "solarize": _solarize,
+    "posterize": _posterize,
+    "color": _blend(_grey),
+    "contrast": _blend(_mean_grey),
+    "brightness": _blend(torch.zeros_like),
+    "sharpness": _blend(_smooth),
+    "rotate": _rotate,
+    "shear-x": lambda x, m: _affine(x, b=0.99 * m / STRENGTHS),
+    "shear-y": lambda x, m: _affine(x, d=0.99 * m / STRENGTHS),
+    "translate-x": lambda x, m: _affine(x, c=32 * m / STRENGTHS),
+    "translate-y": lambda x, m: _affine(x, f=32 * m / STRENGTHS),
+}
+OPERATIONS = tuple(_APPLY)
