@@ -135,7 +135,7 @@ def test_what_a_loss_draws_depends_on_the_run_and_the_epoch():
     def drawn(epoch):
         training.load(epoch)
         like = torch.empty(64, 3)
-        return torch.stack([criterion.draw(like) for criterion in training.criteria])
+        return torch.stack([criterion.draw(like) for criterion in training.drawing.values()])
 
     first, second, again = drawn(0), drawn(1), drawn(0)
     assert torch.equal(first, again)

@@ -25,7 +25,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
-from longtail.margins import MARGINS, softmax
+from longtail.margins import MARGINS, Margin, softmax
 from longtail.priors import ClassPrior
 from longtail.runs.spec import Part, Settings
 
@@ -241,6 +241,13 @@ class Method:
             if mine[key] != default:
                 settings[key] = mine[key]
         return Part("+".join([self.loss, *extras]), Settings(settings))
+
+    def margin(self, prior: ClassPrior) -> Margin | None:
+        """Return the margin of the loss, or None for a loss that is more than an additive one."""
+        if self.loss == THRESHOLD or self.label_smoothing > 0:
+            return None
+        margin = MARGINS[self.loss](prior, **self.settings)
+        return margin if margin.dense is None else None
 
     def criterion(self, prior: ClassPrior) -> PairwiseMarginLoss:
         """Return the loss as a module of (logits, target), for the prior of the training examples.
