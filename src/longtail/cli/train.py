@@ -186,7 +186,8 @@ def train(
             _console.line(text, wrap=True, err=True)
         specs = list({spec.folder: spec for spec in specs}.values())
         on_disk = specs[0].dataset.settings.get("list") is not None
-        _data.refuse_idle(given, _OF_SUBSETS if on_disk else _OF_DISKS, on_disk=on_disk)
+        if idle := set(given) & set(_OF_SUBSETS if on_disk else _OF_DISKS):
+            _data.refuse_idle(given, sorted(idle), on_disk=on_disk)
         if evaluate:
             instead = "train with --no-evaluate, then count errors: longtail evaluate --errors-only"
             test = data.test
