@@ -182,7 +182,9 @@ class PartlyStackedLoss:
         found: dict[int, Tensor] = {}
         for run, loss in self._modules.items():
             call = loss if len(labels) == 1 else loss.mixed
-            found[run] = call(logits[run], *(part[run] for part in labels), dropped=dropped.get(run))
+            found[run] = call(
+                logits[run], *(part[run] for part in labels), dropped=dropped.get(run)
+            )
         others = [run for run in range(len(self.weights)) if run not in found]
         if others:
             mine = [part.index_select(0, self._members) for part in (logits, *labels)]

@@ -192,9 +192,10 @@ def train_cohort(
             progress(sum(done.values()) + share, total, text)
 
     tell()
-    on_disk, diverged, data = isinstance(images, ListedImages), list[Path](), images
+    on_disk, diverged = isinstance(images, ListedImages), list[Path]()
+    data: Resident | ListedImages | None = None
     at_once = together if device.type == "cuda" and not on_disk else 1
-    where = {"world": world, "streaming": streaming}
+    where: dict[str, Any] = {"world": world, "streaming": streaming}
     for first in range(0, len(waiting), at_once):
         wave = list(waiting)[first : first + at_once]
         with ExitStack() as stack:
@@ -208,8 +209,8 @@ def train_cohort(
                 if states[folder] != "finished"
             ]
             try:
-                if isinstance(data, ImageSet):
-                    data = Resident(data, device)
+                if data is None:
+                    data = Resident(images, device) if isinstance(images, ImageSet) else images
                 for alike in _alike(jobs) if at_once > 1 else [[job] for job in jobs]:
                     _make_training(alike, data, device, pool, weights, **where)
                 _train_wave(
@@ -280,6 +281,7 @@ class _Job:
     start: Mapping[str, Tensor] | None = None  # what it goes on from; only the first process has it
     epoch: int = 0
     seconds: float = 0.0
+    saved: bool = False  # True where checkpoints may be
     diverged: bool = False
     training: Any = None  # which steps it, as its member of that number, of so many together
     member: int = 0
@@ -307,7 +309,7 @@ def _open_job(
     job = _Job(spec, folder, planner, held)
     where = device_words(device, world.count)
     if world.rank == 0 and state == "begun":
-        job.writer = RunWriter.resume(folder, spec, device=where)
+        job.writer, job.saved = RunWriter.resume(folder, spec, device=where), True
         if saved := checkpoint.latest(folder):
             job.start, job.epoch, job.seconds = saved.tensors, saved.epochs, saved.seconds
             logger.info("%s goes on after epoch %d", folder, job.epoch)
@@ -392,7 +394,8 @@ def _train_wave(
     streaming: Streaming | None,
 ) -> None:
     """Train the runs that are in memory at a time: epoch by epoch, with a log and checkpoints."""
-    where, saved = {"world": world, "streaming": streaming}, time.monotonic()
+    where: dict[str, Any] = {"world": world, "streaming": streaming}
+    saved = time.monotonic()
     unfinished = [job for job in jobs if job.epoch < job.planner.recipe.epochs]
     while unfinished:
         began = time.monotonic()
@@ -407,9 +410,7 @@ def _train_wave(
             job.diverged = not math.isfinite(loss)
             tell(end=_log(job, loss, **where))
         unfinished = [
-            job
-            for job in unfinished
-            if not job.diverged and job.epoch < job.planner.recipe.epochs
+            job for job in unfinished if not job.diverged and job.epoch < job.planner.recipe.epochs
         ]
         # All processes take part in saving, or none.
         if world.tell(time.monotonic() - saved >= checkpoint_seconds):
@@ -456,6 +457,7 @@ def _save(jobs: Sequence[_Job]) -> None:
             state = job.training.saved_state(job.member)  # every process has a part in it
             if job.writer is not None:
                 checkpoint.save(job.folder, state, epochs=job.epoch, seconds=job.seconds)
+                job.saved = True
 
 
 def _finish(job: _Job, *, world: World, streaming: Streaming | None) -> None:
@@ -487,7 +489,8 @@ def _finish(job: _Job, *, world: World, streaming: Streaming | None) -> None:
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": job.together}
     facts |= {"processes": world.count} if isinstance(training, StreamedTraining) else {}
     job.writer.finish(seconds=job.seconds, **facts)
-    checkpoint.delete_all(job.folder)
+    if job.saved:
+        checkpoint.delete_all(job.folder)
 
 
 def _explanation(error: RuntimeError, runs: int, *, on_disk: bool) -> str | None:

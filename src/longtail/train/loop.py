@@ -174,7 +174,11 @@ class Training:
             for low in range(first, end, chunk):
                 part = slice(low, min(low + chunk, end))
                 at = slice(part.start - first, part.stop - first)
-                pixels, *labels = self.maker.make(plan, part)
+                if plan.partners is None or plan.mixing is None:
+                    pixels, *labels = self.maker.make(plan.images, part)
+                else:
+                    draws = plan.images, plan.partners, plan.mixing
+                    pixels, *labels = self.maker.mixed(*draws, part)
                 for run in runs:
                     now["inputs"][at, :, :, run].copy_(pixels.permute(0, 2, 3, 1))
                     for name, values in zip(("targets", "seconds", "shares"), labels, strict=False):
@@ -222,12 +226,10 @@ class Training:
         self.cursor += size
         self.number += 1
 
-    def _losses(
-        self, images: Tensor, labels: Mapping[str, Any], answers: Tensor | None
-    ) -> Tensor:
-        """Return the mean loss of each run, shape (runs,); w is `distill_weight`, T its temperature.
+    def _losses(self, images: Tensor, labels: Mapping[str, Any], answers: Tensor | None) -> Tensor:
+        """Return the mean loss of each run, shape (runs,), mixed with its teachers' answers.
 
-        (1 − w) · loss + w · T² · KL(teachers ‖ run)
+        (1 − w) · loss + w · T² · KL(teachers ‖ run),  w `distill_weight`, T `distill_temperature`
         """
         low = self.dtype == torch.bfloat16
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
