@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longtail import losses, margins
-from longtail.losses.stacked import PartlyStackedLoss, StackedLoss
+from longtail.losses.stacked import SeparateLosses, StackedLoss
 from loss_contract import CONTRACTS, NUM_CLASSES
 from test_margins import PRIOR
 
@@ -79,8 +79,8 @@ def test_every_run_has_its_own_loss_and_gradient(mixed, weighted):
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["one label", "two labels"])
-def test_losses_that_differ_in_kind_keep_their_places(mixed):
-    """Beside two margins: label smoothing, competitors that drop out, a dense margin."""
+def test_losses_beyond_margins_are_each_their_own(mixed):
+    """Label smoothing, competitors that drop out, a dense margin; and two additive ones."""
     matrix = np.arange(16.0).reshape(4, 4) / 10 * (1 - np.eye(4))
     weight, precise = torch.from_numpy(WEIGHT), {"dtype": torch.float64}
     modules = [
@@ -90,19 +90,13 @@ def test_losses_that_differ_in_kind_keep_their_places(mixed):
         losses.PairwiseMarginLoss(margins.Margin.from_matrix(matrix), **precise),
         losses.AdaptiveLoss(PRIOR, weight=weight, **precise),
     ]
-    given = [margins.logit_adjusted(PRIOR), *modules[1:4], margins.adaptive(PRIOR)]
-    has = [False, True, False, False, True]
-    stacked = PartlyStackedLoss(given, weighted=has, **precise)
-    assert [part is not None for part in stacked.weights] == has
-    stacked.weights[4].copy_(weight)
+    stacked = SeparateLosses(modules)
+    assert [part is not None for part in stacked.weights] == [False, True, False, False, True]
     logits, first, second, share = numbers(len(modules), mixed=mixed)
     dropped = {run: loss.draw(logits[run]) for run, loss in stacked.drawing.items()}
     assert int(dropped[2].sum()) > 0
     numbered = logits, first, second, share
     assert_each_its_own(stacked, modules, *numbered, mixed=mixed, dropped=dropped)
-    alone = PartlyStackedLoss(given[1:2], weighted=[True], **precise)
-    parts = (part[1:2] for part in numbered)
-    assert_each_its_own(alone, modules[1:2], *parts, mixed=mixed, dropped={})
 
 
 class Counted(TorchDispatchMode):

@@ -24,17 +24,13 @@ Name = Annotated[
         help="cifar10-lt, cifar100-lt, digits-lt, a frozen file or a folder of images.",
     ),
 ]
-DataDir = Annotated[
-    Path | None, option("FOLDER", "Where the original files are; LONGTAIL_DATA if absent.")
-]
+DataDir = Annotated[Path | None, option("FOLDER", "The original files; LONGTAIL_DATA if absent.")]
 ProfileOption = Annotated[Profile | None, option(None, "How class sizes fall off; exp if absent.")]
 Ratio = Annotated[
     float | None, option("X", "Largest class over smallest; the literature's if absent.")
 ]
 Counts = Annotated[Path | None, option("FILE", "Class sizes of a natural profile, one a line.")]
-Fit = Annotated[
-    bool, option(None, "Fit those sizes to this data set, keeping their shape.", "--fit")
-]
+Fit = Annotated[bool, option(None, "Scale those sizes to fit this data set.", "--fit")]
 SubsetSeed = Annotated[int | None, option("N", "Which subset; 0 is the literature's.", min=0)]
 # Options that choose a subset of what is read into memory.
 SUBSET = ("--profile", "--ratio", "--counts", "--fit", "--subset-seed")

@@ -79,7 +79,7 @@ def train(
     ] = None,
     device: _runs.Device = "auto",
     precision: Annotated[
-        Precision, option("NAME", "float32, bfloat16; auto: by the device.")
+        Precision, option("NAME", "float32, bfloat16, auto: by the device.", show_default=False)
     ] = Precision.auto,
     together: Annotated[
         int | None, option("N", "Runs at a time on a GPU; 16 if absent.", min=1)
@@ -87,10 +87,10 @@ def train(
     root: _runs.Root = None,
     workers: _runs.Workers = None,
     micro_batch: Annotated[
-        int | None, option("N", "On disk: images at once; gradients add up.", min=1)
+        int | None, option("N", "Images on disk: how many at a time.", min=1)
     ] = None,
     on_error: Annotated[
-        OnError | None, option("stop|skip", "On disk: what can't be decoded; stop if absent.")
+        OnError | None, option("stop|skip", "Unreadable images on disk; stop if absent.")
     ] = None,
     compile: Annotated[
         bool | None, option(None, "On disk: torch.compile; on a GPU if absent.")
@@ -99,7 +99,7 @@ def train(
         bool, option(None, "Also log into each run's folder.", "--tensorboard")
     ] = False,
     evaluate: Annotated[
-        bool, option(None, "Judge the runs on the test set.", "--evaluate/--no-evaluate")
+        bool, option(None, "Judge the runs on the test set; yes if absent.", show_default=False)
     ] = True,
     resume: Annotated[Path | None, option("RUN", "Continue this run folder.")] = None,
     force: Annotated[bool, option(None, "Train again what is there already.", "--force")] = False,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -120,49 +119,23 @@ def _of_labels(table: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
     return found.view(labels.shape)
 
 
-class PartlyStackedLoss:
-    """As `StackedLoss`, for runs of which some have a loss that is more than an additive margin.
-
-    Losses with a dense margin, label smoothing or competitors that drop out are computed one by
-    one, all others together.
+class SeparateLosses:
+    """The mean loss of each run, computed one after the other: for losses beyond additive margins.
 
     Args:
-        losses: for each run its margin, or its loss as a module with the reduction "mean".
-        weighted: as in `StackedLoss`; modules have weights of their own.
-        device: of the logits.
-        dtype: of the margins.
+        losses: one for each run, with the reduction "mean".
 
     Attributes:
         weights: as in `StackedLoss`.
         drawing: the losses whose competitors drop out, by the number of their run.
     """
 
-    def __init__(
-        self,
-        losses: Sequence[Margin | PairwiseMarginLoss],
-        *,
-        weighted: Sequence[bool],
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        margins = {run: loss for run, loss in enumerate(losses) if isinstance(loss, Margin)}
-        self._modules: dict[int, Any] = {
-            run: loss.to(device) for run, loss in enumerate(losses) if not isinstance(loss, Margin)
-        }
+    def __init__(self, losses: Sequence[PairwiseMarginLoss]) -> None:
+        self._losses = list(losses)
+        self.weights = [loss.weight for loss in losses]
         self.drawing = {
-            run: loss
-            for run, loss in self._modules.items()
-            if isinstance(loss, EqualizedThresholdLoss)
+            run: loss for run, loss in enumerate(losses) if isinstance(loss, EqualizedThresholdLoss)
         }
-        weights = {run: loss.weight for run, loss in self._modules.items()}
-        if margins:
-            has = [weighted[run] for run in margins]
-            self._stacked = StackedLoss(
-                list(margins.values()), weighted=has, device=device, dtype=dtype
-            )
-            self._members = torch.tensor(list(margins), device=device)
-            weights |= dict(zip(margins, self._stacked.weights, strict=True))
-        self.weights: list[Tensor | None] = [weights[run] for run in range(len(losses))]
 
     def __call__(
         self,
@@ -178,16 +151,12 @@ class PartlyStackedLoss:
         The arguments are those of `StackedLoss`, and `dropped`: by the number of its run what a
         loss has drawn, see `EqualizedThresholdLoss.draw`.
         """
-        labels = [target] if second is None or share is None else [target, second, share]
-        found: dict[int, Tensor] = {}
-        for run, loss in self._modules.items():
-            call = loss if len(labels) == 1 else loss.mixed
-            found[run] = call(
-                logits[run], *(part[run] for part in labels), dropped=dropped.get(run)
-            )
-        others = [run for run in range(len(self.weights)) if run not in found]
-        if others:
-            mine = [part.index_select(0, self._members) for part in (logits, *labels)]
-            mixed = dict(zip(("second", "share"), mine[2:], strict=False))
-            found |= dict(zip(others, self._stacked(*mine[:2], **mixed), strict=True))
-        return torch.stack([found[run] for run in range(len(found))])
+        found = []
+        for run, loss in enumerate(self._losses):
+            if second is None or share is None:
+                one = loss(logits[run], target[run], dropped=dropped.get(run))
+            else:
+                labels = target[run], second[run], share[run]
+                one = loss.mixed(logits[run], *labels, dropped=dropped.get(run))
+            found.append(one)
+        return torch.stack(found)

@@ -337,8 +337,9 @@ def _alike(jobs: Sequence[_Job]) -> Iterable[list[_Job]]:
     for job in jobs:
         recipe = replace(job.planner.recipe, name="", image_seed=None)
         alone = None if can_stack(recipe.model) else job.folder
+        stacked = job.planner.method.margin(job.planner.prior) is not None  # the loss, too
         # Settings are their precision and teachers.
-        key = recipe, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch, alone
+        key = recipe, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch, alone, stacked
         groups.setdefault(key, []).append(job)
     return groups.values()
 

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from longtail import models
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
-from longtail.losses.stacked import PartlyStackedLoss, StackedLoss
-from longtail.margins import Margin
+from longtail.losses.stacked import SeparateLosses, StackedLoss
 from longtail.models.stacked import part_of, stack
 from longtail.runs.ensemble import logit_scale
 from longtail.train.averaging import WeightAverage
@@ -101,11 +100,14 @@ class Training:
         if recipe.ema_decay > 0:
             self.average = WeightAverage(self.model, decay=recipe.ema_decay)
 
-        losses = [p.method.margin(p.prior) or p.method.criterion(p.prior) for p in planners]
-        whole = all(isinstance(loss, Margin) for loss in losses)
-        make_loss: Any = StackedLoss if whole else PartlyStackedLoss
-        self.loss = make_loss(losses, weighted=[p.method.drw for p in planners], device=here)
-        self.drawing = {} if whole else self.loss.drawing  # losses with random numbers of their own
+        margins = [m for p in planners if (m := p.method.margin(p.prior)) is not None]
+        self.drawing: dict[int, Any] = {}  # losses with random numbers of their own
+        if len(margins) == self.runs:
+            weighted = [p.method.drw for p in planners]
+            self.loss: Any = StackedLoss(margins, weighted=weighted, device=here)
+        else:
+            self.loss = SeparateLosses([p.method.criterion(p.prior).to(here) for p in planners])
+            self.drawing = self.loss.drawing
         for loss in self.drawing.values():
             loss.generator = torch.Generator(here)
         if teachers is not None:
