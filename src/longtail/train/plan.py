@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,7 +143,8 @@ class Planner:
         weights = None
         if self.method.drw:
             late = self.method.class_weights(self.prior, epoch, recipe.epochs)
-            weights = torch.ones(self.prior.num_classes) if late is None else torch.tensor(late)
+            even = np.ones(self.prior.num_classes)
+            weights = torch.tensor(even if late is None else late, dtype=torch.float32)
         return EpochPlan(
             images=drawn[0],
             partners=drawn[1] if drawn[1:] else None,
