@@ -45,6 +45,56 @@ _TEACHER_BATCH = 4096  # images that teachers see at once
 _BLOCK_BYTES = 2**28
 
 
+def run_epoch(
+    trainings: Sequence[Any],
+    epochs: Sequence[int],
+    *,
+    after_step: Callable[[float], None] | None = None,
+) -> list[list[float]]:
+    """Take every training through an epoch of its own; on a GPU their steps take turns.
+
+    Args:
+        trainings: each a `Training` or `streamed.StreamedTraining`, on a GPU as
+            `cuda_graphs.place` returns it.
+        epochs: which epoch each is at, counted from 0.
+        after_step: called with the share of the epoch that is done; not for captured steps,
+            which are only queued.
+
+    Returns:
+        For each training the mean loss of each run.
+    """
+    for training, epoch in zip(trainings, epochs, strict=True):
+        with training.active():
+            training.load(epoch)
+    steps = max(len(training.batch_sizes) for training in trainings)
+    for number in range(steps):
+        for training in trainings:
+            if number < len(training.batch_sizes):
+                take_step(training, number)
+        if after_step is not None and not trainings[0].graphs:
+            after_step((number + 1) / steps)
+    for training, epoch in zip(trainings, epochs, strict=True):
+        if training.graphs:  # while the GPU works through what is queued
+            training.look_ahead(epoch + 1)
+    losses = []
+    for training in trainings:
+        with training.active():
+            losses.append(training.mean_losses())
+    return losses
+
+
+def take_step(training: Any, number: int) -> None:
+    """Take step `number` of the epoch that was loaded; on a GPU it is only queued."""
+    size = training.batch_sizes[number]
+    with training.active():
+        if number % training.block == 0:
+            training.prepare(number)
+        if training.graphs:
+            training.graphs[size].replay()
+        else:
+            training.step(size)
+
+
 class Training:
     """One run on images in memory, or several that step as one.
 
@@ -322,52 +372,3 @@ def training_state(
         found |= {f"average/{name}": value for name, value in average.sums.items()}
         found["average/steps"] = average.steps
     return found
-
-
-def take_step(training: Any, number: int) -> None:
-    """Take step `number` of the epoch that was loaded; on a GPU it is only queued."""
-    size = training.batch_sizes[number]
-    with training.active():
-        if number % training.block == 0:
-            training.prepare(number)
-        if training.graphs:
-            training.graphs[size].replay()
-        else:
-            training.step(size)
-
-
-def run_epoch(
-    trainings: Sequence[Any],
-    epochs: Sequence[int],
-    *,
-    after_step: Callable[[float], None] | None = None,
-) -> list[list[float]]:
-    """Take every training through an epoch of its own; on a GPU their steps take turns.
-
-    Args:
-        trainings: as from `cuda_graphs.place`.
-        epochs: which epoch each is at, counted from 0.
-        after_step: called with the share of the epoch that is done; not for captured steps,
-            which are only queued.
-
-    Returns:
-        For each training the mean loss of each run.
-    """
-    for training, epoch in zip(trainings, epochs, strict=True):
-        with training.active():
-            training.load(epoch)
-    steps = max(len(training.batch_sizes) for training in trainings)
-    for number in range(steps):
-        for training in trainings:
-            if number < len(training.batch_sizes):
-                take_step(training, number)
-        if after_step is not None and not trainings[0].graphs:
-            after_step((number + 1) / steps)
-    for training, epoch in zip(trainings, epochs, strict=True):
-        if training.graphs:  # while the GPU works through what is queued
-            training.look_ahead(epoch + 1)
-    losses = []
-    for training in trainings:
-        with training.active():
-            losses.append(training.mean_losses())
-    return losses
