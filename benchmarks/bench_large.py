@@ -127,6 +127,11 @@ class OnDevice(StreamedTraining):
         return repeat([self.batch])
 
 
+def placed(make, device):
+    """A training on its device, its steps uncaptured."""
+    return place(make, device=device, graphs=False) if device.type == "cuda" else make()
+
+
 def trainer(setting, model, *, num_classes, compiled):
     """A function that takes one step of this trainer."""
     count = max(setting.batch * (setting.steps + 4), num_classes)
@@ -140,7 +145,7 @@ def trainer(setting, model, *, num_classes, compiled):
     how = Streaming(workers=0, micro_batch=setting.batch, compile=compiled)
     options = {"precision": setting.precision, "device": setting.device, "how": how}
     make = partial(OnDevice, planner, data, **options)
-    stepper = place(make, device=setting.device, graphs=False)
+    stepper = placed(make, setting.device)
     stepper.batch = setting.pixels, setting.labels(num_classes)
 
     def begin():
@@ -274,7 +279,7 @@ def from_files(setting, model, *, files, seconds, workers=None):
         how = Streaming(workers=workers, micro_batch=setting.batch, compile=False)
         options = {"precision": setting.precision, "device": setting.device, "how": how}
         make = partial(StreamedTraining, planner, data, **options)
-        stepper = place(make, device=setting.device, graphs=False)
+        stepper = placed(make, setting.device)
         with stepper.active():
             stepper.load(0)
         for number in range(3):

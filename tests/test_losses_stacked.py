@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longtail import losses, margins
-from longtail.losses.stacked import StackedLoss
+from longtail.losses.stacked import SeparateLosses, StackedLoss
 from loss_contract import CONTRACTS, NUM_CLASSES
 from test_margins import PRIOR
 
@@ -29,18 +29,25 @@ def two_labels(second, share, *, mixed):
     return {"second": second, "share": share} if mixed else {}
 
 
-def assert_each_its_own(modules, logits, first, second, share, *, mixed, dropped=None):
+def margin_of(contract):
+    return margins.by_name(contract.name, PRIOR, **contract.settings)
+
+
+def assert_each_its_own(stacked, modules, logits, first, second, share, *, mixed, dropped=None):
     """Values and gradients of all runs at once are those of each by itself."""
     logits = logits.detach().requires_grad_()
-    draws = dropped or [None] * len(modules)
-    found = StackedLoss(modules)(
-        logits, first, dropped=draws, **two_labels(second, share, mixed=mixed)
+    draws = dropped or {}
+    found = stacked(
+        logits,
+        first,
+        **two_labels(second, share, mixed=mixed),
+        **({} if dropped is None else {"dropped": dropped}),
     )
     expected = torch.stack(
         [
-            one.mixed(logits[n], first[n], second[n], share[n], dropped=draws[n])
+            one.mixed(logits[n], first[n], second[n], share[n], dropped=draws.get(n))
             if mixed
-            else one(logits[n], first[n], dropped=draws[n])
+            else one(logits[n], first[n], dropped=draws.get(n))
             for n, one in enumerate(modules)
         ]
     )
@@ -55,63 +62,41 @@ def assert_each_its_own(modules, logits, first, second, share, *, mixed, dropped
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "class weights"])
 def test_every_run_has_its_own_loss_and_gradient(mixed, weighted):
     """Every margin of the package beside the others, every second one with class weights."""
+    has = [weighted and n % 2 == 1 for n in range(len(CONTRACTS))]
+    parts = [margin_of(contract) for contract in CONTRACTS]
+    stacked = StackedLoss(parts, weighted=has, dtype=torch.float64)
     modules = []
-    for n, contract in enumerate(CONTRACTS):
-        more = {"weight": torch.from_numpy(WEIGHT)} if weighted and n % 2 else {}
-        modules.append(contract.module(**more).double())
+    for contract, weight in zip(CONTRACTS, stacked.weights, strict=True):
+        assert (weight is None) is not has[len(modules)]
+        if weight is not None:
+            weight.copy_(torch.from_numpy(WEIGHT))
+        more = {} if weight is None else {"weight": torch.from_numpy(WEIGHT)}
+        modules.append(contract.module(**more, dtype=torch.float64))
     logits, first, second, share = numbers(len(CONTRACTS), mixed=mixed)
     scales = torch.tensor([contract.scale for contract in CONTRACTS]).double()
     logits = logits / scales[:, None, None]
-    assert_each_its_own(modules, logits, first, second, share, mixed=mixed)
-
-
-def odd_ones(plain, dense):
-    """Losses that are not like the others, between two that are."""
-    return [
-        losses.LogitAdjustedLoss(PRIOR),
-        losses.SoftmaxLoss(PRIOR, label_smoothing=0.1),
-        losses.EqualizedThresholdLoss(PRIOR, threshold=0.3, gamma=0.5),
-        losses.PairwiseMarginLoss(dense),
-        plain,
-    ]
+    assert_each_its_own(stacked, modules, logits, first, second, share, mixed=mixed)
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["one label", "two labels"])
-def test_losses_that_differ_in_kind_keep_their_places(mixed):
+def test_losses_beyond_margins_are_each_their_own(mixed):
+    """Label smoothing, competitors that drop out, a dense margin; and two additive ones."""
     matrix = np.arange(16.0).reshape(4, 4) / 10 * (1 - np.eye(4))
-    odd = odd_ones(losses.AdaptiveLoss(PRIOR), margins.Margin.from_matrix(matrix))
-    modules = [one.double() for one in odd]
+    weight, precise = torch.from_numpy(WEIGHT), {"dtype": torch.float64}
+    modules = [
+        losses.LogitAdjustedLoss(PRIOR, **precise),
+        losses.SoftmaxLoss(PRIOR, label_smoothing=0.1, weight=weight, **precise),
+        losses.EqualizedThresholdLoss(PRIOR, threshold=0.3, gamma=0.5, **precise),
+        losses.PairwiseMarginLoss(margins.Margin.from_matrix(matrix), **precise),
+        losses.AdaptiveLoss(PRIOR, weight=weight, **precise),
+    ]
+    stacked = SeparateLosses(modules)
+    assert [part is not None for part in stacked.weights] == [False, True, False, False, True]
     logits, first, second, share = numbers(len(modules), mixed=mixed)
-    dropped = [None, None, modules[2].draw(logits[2]), None, None]
+    dropped = {run: loss.draw(logits[run]) for run, loss in stacked.drawing.items()}
     assert int(dropped[2].sum()) > 0
-    given = logits, first, second, share
-    assert_each_its_own(modules, *given, mixed=mixed, dropped=dropped)
-    assert_each_its_own(modules[1:2], *(part[1:2] for part in given), mixed=mixed)
-
-
-@pytest.mark.parametrize("mixed", [False, True], ids=["one label", "two labels"])
-@pytest.mark.parametrize("ignored", [2, -1])
-def test_a_run_may_ignore_labels(ignored, mixed):
-    """A class of its own, or a label that is none."""
-    modules = [losses.SoftmaxLoss(PRIOR), losses.LogitAdjustedLoss(PRIOR, ignore_index=ignored)]
-    modules = [one.double() for one in modules]
-    logits, first, second, share = numbers(2, mixed=mixed)
-    first[:, 1], first[1, 2:4] = 2, ignored
-    assert_each_its_own(modules, logits, first, second, share, mixed=mixed)
-
-
-def test_class_weights_are_changed_in_place():
-    modules = [losses.SoftmaxLoss(PRIOR), losses.SoftmaxLoss(PRIOR, weight=torch.ones(4))]
-    modules = [one.double() for one in modules]
-    both = StackedLoss(modules)
-    logits, first, _, _ = numbers(2, mixed=False)
-    torch.testing.assert_close(both(logits, first)[1], modules[0](logits[1], first[1]))
-    modules[1].weight.copy_(torch.from_numpy(WEIGHT))
-    found = both(logits, first)
-    expected = torch.nn.functional.cross_entropy(logits[1], first[1], torch.from_numpy(WEIGHT))
-    torch.testing.assert_close(found[1], expected)
-    torch.testing.assert_close(found[0], modules[0](logits[0], first[0]))
-    assert "weight" in modules[1].state_dict()
+    numbered = logits, first, second, share
+    assert_each_its_own(stacked, modules, *numbered, mixed=mixed, dropped=dropped)
 
 
 class Counted(TorchDispatchMode):
@@ -128,7 +113,7 @@ class Counted(TorchDispatchMode):
 def test_many_runs_take_as_many_operations_as_few(mixed):
     counts = []
     for times in (1, 3):  # every kind of loss, once and three times
-        stacked = StackedLoss([contract.module() for contract in CONTRACTS * times])
+        stacked = StackedLoss([margin_of(contract) for contract in CONTRACTS * times])
         logits, first, second, share = numbers(times * len(CONTRACTS), mixed=mixed)
         logits = logits.float().requires_grad_()
         with Counted() as mode:

@@ -57,7 +57,7 @@ def make_stepper(planners, images, *, device=CPU, graphs=True, **options):
     """Runs on images in memory that step as one."""
     data = Resident(images, device)
     make = partial(Training, planners, data, device=device, **options)
-    return place(make, device=device, graphs=graphs)
+    return place(make, device=device, graphs=graphs) if device.type == "cuda" else make()
 
 
 def make_streamed(data, method="softmax", *, world=ALONE, how=HERE, device=CPU, **overrides):
@@ -66,7 +66,7 @@ def make_streamed(data, method="softmax", *, world=ALONE, how=HERE, device=CPU, 
     options["precision"] = overrides.pop("precision", "float32")
     planner = make_planner(get_recipe("imagenet-lt", **SMALL | overrides), data, method)
     make = partial(StreamedTraining, planner, data, **options)
-    return place(make, device=device, graphs=False)
+    return place(make, device=device, graphs=False) if device.type == "cuda" else make()
 
 
 def listed_spec(data, method="softmax", *, held_out=0.0, **overrides):

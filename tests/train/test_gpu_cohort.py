@@ -20,7 +20,8 @@ pytestmark = [
 ]
 IMAGES = make_images((300, 80, 20), side=32)
 CUDA = torch.device("cuda")
-METHODS = ("softmax", "logit-adjusted", "balanced+drw:start=1", "equalized-threshold:threshold=0.1")
+METHODS = ("softmax", "logit-adjusted", "balanced+drw:start=1")  # margins: losses in one
+DRAWING = (*METHODS, "equalized-threshold:threshold=0.1")  # with one that draws: each by itself
 SHORT = {"model": "resnet20", "epochs": 4, "warmup_epochs": 1, "milestones": ((3, 0.1),)}
 
 
@@ -42,11 +43,13 @@ def gap(one, other, member, alone=0):
     return np.median(gaps)
 
 
+@pytest.mark.parametrize("methods", [METHODS, DRAWING], ids=["margins", "drawing"])
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
-def test_captured_steps_are_the_eager_ones(optimizer):
+def test_captured_steps_are_the_eager_ones(optimizer, methods):
     # Adam moves by the sign of a gradient where it is small, so rounding shows sooner.
     settings = {"optimizer": optimizer, "lr": 3e-5 if optimizer == "adam" else 0.003}
-    one, other = stepper(**settings), stepper(graphs=False, **settings)
+    one = stepper(plans(methods, **settings))
+    other = stepper(plans(methods, **settings), graphs=False)
     assert set(one.graphs) == {128, 16}
     for epoch in range(2):
         graph, eager = run_epoch([one], [epoch])[0], run_epoch([other], [epoch])[0]

@@ -24,18 +24,14 @@ Name = Annotated[
         help="cifar10-lt, cifar100-lt, digits-lt, a frozen file or a folder of images.",
     ),
 ]
-DataDir = Annotated[
-    Path | None, option("FOLDER", "Where the original files are; LONGTAIL_DATA if absent.")
-]
+DataDir = Annotated[Path | None, option("FOLDER", "The original files; LONGTAIL_DATA if absent.")]
 ProfileOption = Annotated[Profile | None, option(None, "How class sizes fall off; exp if absent.")]
 Ratio = Annotated[
     float | None, option("X", "Largest class over smallest; the literature's if absent.")
 ]
 Counts = Annotated[Path | None, option("FILE", "Class sizes of a natural profile, one a line.")]
-Fit = Annotated[
-    bool, option(None, "Fit those sizes to this data set, keeping their shape.", "--fit")
-]
-SubsetSeed = Annotated[int, option("N", "Which subset; 0 is the literature's.", min=0)]
+Fit = Annotated[bool, option(None, "Scale those sizes to fit this data set.", "--fit")]
+SubsetSeed = Annotated[int | None, option("N", "Which subset; 0 is the literature's.", min=0)]
 # Options that choose a subset of what is read into memory.
 SUBSET = ("--profile", "--ratio", "--counts", "--fit", "--subset-seed")
 
@@ -45,7 +41,7 @@ def load(name: str, given: dict[str, Any], *, development: int | None = None) ->
     from longtail.data import load as load_data
 
     options: dict[str, Any] = {k: given[k] for k in ("data_dir", "profile", "counts", "fit")}
-    options |= {"imbalance_ratio": given["ratio"], "seed": given["subset_seed"]}
+    options |= {"imbalance_ratio": given["ratio"], "seed": given["subset_seed"] or 0}
     with _console.progress(f"reading {Path(name).name}") as progress:
         return load_data(name, **options, development=development, progress=progress)
 

@@ -33,8 +33,8 @@ RECIPE_OF = {
 }
 SPLITS = {"test": "test set", "held-out": "held-out part"}
 # Options that do nothing to images on disk, and to images in memory.
-_OF_SUBSETS = (*_data.SUBSET, "--together")
-_OF_DISKS = ("--root", "--workers", "--micro-batch", "--on-error", "--compile")
+_OF_SUBSETS = ("profile", "ratio", "counts", "fit", "subset_seed", "together")
+_OF_DISKS = ("root", "workers", "micro_batch", "on_error", "compile")
 
 Precision = StrEnum("Precision", ["auto", "float32", "bfloat16"])
 OnError = StrEnum("OnError", ["stop", "skip"])
@@ -73,11 +73,13 @@ def train(
     ratio: _data.Ratio = None,
     counts: _data.Counts = None,
     fit: _data.Fit = False,
-    subset_seed: _data.SubsetSeed = 0,
-    out: Annotated[Path, option("FOLDER", "The folder of runs.", "--out", "-o")] = Path("runs"),
+    subset_seed: _data.SubsetSeed = None,
+    out: Annotated[
+        Path | None, option("FOLDER", "The folder of runs; runs if absent.", "--out", "-o")
+    ] = None,
     device: _runs.Device = "auto",
     precision: Annotated[
-        Precision, option("NAME", "float32, bfloat16; auto: by the device.")
+        Precision, option("NAME", "float32, bfloat16, auto: by the device.", show_default=False)
     ] = Precision.auto,
     together: Annotated[
         int | None, option("N", "Runs at a time on a GPU; 16 if absent.", min=1)
@@ -85,20 +87,19 @@ def train(
     root: _runs.Root = None,
     workers: _runs.Workers = None,
     micro_batch: Annotated[
-        int | None, option("N", "On disk: images at once; gradients add up.", min=1)
+        int | None, option("N", "Images on disk: how many at a time.", min=1)
     ] = None,
     on_error: Annotated[
-        OnError, option("stop|skip", "On disk: what can't be decoded.", "--on-error")
-    ] = OnError.stop,
-    compiled: Annotated[
-        bool | None,
-        option(None, "On disk: torch.compile; on a GPU if absent.", "--compile/--no-compile"),
+        OnError | None, option("stop|skip", "Unreadable images on disk; stop if absent.")
+    ] = None,
+    compile: Annotated[
+        bool | None, option(None, "On disk: torch.compile; on a GPU if absent.")
     ] = None,
     tensorboard: Annotated[
         bool, option(None, "Also log into each run's folder.", "--tensorboard")
     ] = False,
     evaluate: Annotated[
-        bool, option(None, "Judge the runs on the test set.", "--evaluate/--no-evaluate")
+        bool, option(None, "Judge the runs on the test set; yes if absent.", show_default=False)
     ] = True,
     resume: Annotated[Path | None, option("RUN", "Continue this run folder.")] = None,
     force: Annotated[bool, option(None, "Train again what is there already.", "--force")] = False,
@@ -138,17 +139,18 @@ def train(
     from longtail.train.streamed import Streaming
     from longtail.train.teachers import with_teachers
 
-    given, params = _console.typed(context), context.params
-    if teacher_logits and not teachers:
-        raise typer.BadParameter("--teacher-logits needs --teachers")
-    if more and not teachers:
-        extra = ", ".join(map(str, more))
-        raise typer.BadParameter(f"got unexpected argument(s) {extra}; runs stand after --teachers")
+    params = context.params.items()
+    given = {k: v for k, v in params if v is not None and v is not False and v != ()}
+    if (teacher_logits or more) and not teachers:
+        extra = f"unexpected argument {more[0]}, since runs" if more else "--teacher-logits"
+        raise typer.BadParameter(f"{extra} must come with --teachers")
     if seeds is not None and seed:
         raise typer.BadParameter("give either --seeds or --seed, not both")
     asked = seed or None if seeds is None else list(range(seeds))
-    places = _runs.RunData(dataset, data_dir, root)
-    with distributed.joined(_runs.find_device(device)) as world:
+    places, root_of_runs = _runs.RunData(dataset, data_dir, root), out or Path("runs")
+    place = _runs.find_device(device)
+    alone = nullcontext(distributed.World(device=place))
+    with distributed.joined(place) if "WORLD_SIZE" in os.environ else alone as world:
         taught: list[Run] = []
         if teachers:
             taught = _runs.open_runs([*teachers, *(more or [])], together=True)
@@ -158,19 +160,19 @@ def train(
         data: Any = None
         notes: list[str] = []
         if resume is not None:
-            for name in ("--force", "--counts", "--fit", "--out"):
+            for name in ("force", "counts", "fit", "out"):
                 if name in given:
-                    raise typer.BadParameter(f"{name} can't stand beside --resume")
+                    raise typer.BadParameter(f"--{name} can't stand beside --resume")
             if len(method or []) > 1 or len(asked or []) > 1:
                 raise typer.BadParameter("--resume continues one run: one method and one seed")
-            run, typed = _resumed(resume, params, given, asked)
-            specs = [typed]
+            run, spec = _resumed(resume, given, asked)
+            specs = [spec]
         else:
-            specs, data, notes = _planned(params, asked or [0], start)
+            specs, data, notes = _planned(context.params, asked or [0], start)
         exact = precision.value
         if precision == Precision.auto and resume is None:  # a resumed run has its own
             exact = "bfloat16" if world.device.type == "cuda" else "float32"
-        for place, spec in enumerate(specs):
+        for number, spec in enumerate(specs):
             if exact != "auto":  # float32 goes without saying
                 settings = {**spec.settings, "precision": exact}
                 if exact == "float32":
@@ -178,28 +180,30 @@ def train(
                 spec = replace(spec, settings=settings)
             if taught:
                 spec = with_teachers(spec, taught, saved=teacher_logits)
-            specs[place] = spec if start is None else with_weights(spec, start)
+            specs[number] = spec if start is None else with_weights(spec, start)
         if resume is not None:
-            out = _root_of(resume, run.spec, specs[0])
+            root_of_runs = _root_of(resume, run.spec, specs[0])
             specs, data = [run.spec], places.of(run)
-        for text in notes if world.first else ():
+        first = world.rank == 0  # the process that prints
+        for text in notes if first else ():
             _console.line(text, wrap=True, err=True)
         specs = list({spec.folder: spec for spec in specs}.values())
         on_disk = specs[0].dataset.settings.get("list") is not None
-        _data.refuse_idle(given, _OF_SUBSETS if on_disk else _OF_DISKS, on_disk=on_disk)
+        idle = [name for name in (_OF_SUBSETS if on_disk else _OF_DISKS) if name in given]
+        if idle:
+            typed = [f"--{name.replace('_', '-')}" for name in idle]
+            _data.refuse_idle(typed, typed, on_disk=on_disk)
         if evaluate:
             instead = "train with --no-evaluate, then count errors: longtail evaluate --errors-only"
-            test = data.test
-            evaluation.refuse_logits(
-                len(test), test.num_classes, what="the test set", instead=instead
-            )
+            sizes = len(data.test), data.test.num_classes
+            evaluation.refuse_logits(*sizes, what="the test set", instead=instead)
         how: dict[str, Any] = {"device": world.device, "world": world}
         if on_disk:
             how["streaming"] = Streaming(
                 workers=workers,
-                on_error=on_error.value,
+                on_error=on_error or "stop",
                 micro_batch=micro_batch or 256,
-                compile=compiled,
+                compile=compile,
             )
         # To go on: as typed, without options that would begin again.
         words = [word for word in context.obj if word not in ("--force", "--json")]
@@ -209,38 +213,38 @@ def train(
             machines = "--standalone" if here == world.count else f"--nnodes={world.count // here}"
             command = f"torchrun {machines} --nproc-per-node={here} -m {command}"
         logged: Any = nullcontext()
-        if tensorboard and world.first:
+        if tensorboard and first:
             from longtail.train.tensorboard import TensorBoard
 
             logged = TensorBoard()
         try:
-            with logged as log, _console.progress("training", show=world.first) as progress:
+            with logged as log, _console.progress("training", show=first) as progress:
                 runs = engine.train_cohort(
                     specs,
                     data.train,
-                    root=out,
+                    root=root_of_runs,
                     teachers=taught,
                     weights=start,
                     command=command,
                     force=force,
                     together=together or engine.TOGETHER,
-                    begin=partial(_say_plan, specs, data, out, world, evaluate),
+                    begin=partial(_say_plan, specs, data, root_of_runs, world, evaluate),
                     progress=progress,
                     after_epoch=log,
                     within_epoch=True,
                     **how,
                 )
         except (KeyboardInterrupt, OSError):  # a full disk and the like
-            if world.first:
-                _say_what_is_saved([out / spec.folder for spec in specs], command, force)
+            if first:
+                _say_what_is_saved([root_of_runs / spec.folder for spec in specs], command, force)
             raise
         if evaluate:
-            with _console.progress("evaluating", show=world.first) as progress:
+            with _console.progress("evaluating", show=first) as progress:
                 for done, run in enumerate(runs):
                     progress(done, len(runs), run.folder.name)
                     runs[done] = evaluation.evaluate(run, data.test, **how)
-    if world.first:
-        _show(runs, out, places, json)
+    if first:
+        _show(runs, root_of_runs, places, json)
 
 
 def _planned(
@@ -268,7 +272,7 @@ def _planned(
     size = values.get("image_size", None if recipe in own_data.RECIPES else size)
     if held_out is not None:
         _checks.fraction(held_out, name="--held-out", below_one=True)
-    listed = _data.is_on_disk(dataset, "--dataset")
+    listed = dataset not in DATASETS and _data.is_on_disk(dataset, "--dataset")
     if recipe == own_data.FINETUNE and weights is None:
         raise Failure("the recipe finetune starts from weights; give them: --weights FILE.")
     # A folder with one sub-folder per class is streamed, or read into memory: as a recipe with or
@@ -303,9 +307,7 @@ def _planned(
     return made, data, notes
 
 
-def _resumed(
-    folder: Path, params: dict[str, Any], given: list[str], seeds: list[int] | None
-) -> tuple[Run, RunSpec]:
+def _resumed(folder: Path, given: dict[str, Any], seeds: list[int] | None) -> tuple[Run, RunSpec]:
     """Return the run of a folder, and its spec as changed by the options that were given."""
     from longtail.data import DATASETS
     from longtail.data.large import LARGE
@@ -314,25 +316,22 @@ def _resumed(
 
     run = Run.open(folder, verify=False, unfinished=True)
     spec = run.spec
-    subset = {"profile": params["profile"], "imbalance_ratio": params["ratio"]}
-    subset |= {"held_out": params["held_out"]}
-    subset["seed"] = params["subset_seed"] if "--subset-seed" in given else None
-    subset["name"] = params["dataset"] if params["dataset"] in (*DATASETS, *LARGE) else None
-    dataset = replace(spec.dataset, **{k: v for k, v in subset.items() if v is not None})
+    fields = {"profile": "profile", "imbalance_ratio": "ratio", "held_out": "held_out"}
+    subset = {field: given[name] for field, name in fields.items() if name in given}
+    if "subset_seed" in given:
+        subset["seed"] = given["subset_seed"]
+    if given.get("dataset") in (*DATASETS, *LARGE):
+        subset["name"] = given["dataset"]
+    dataset = replace(spec.dataset, **subset)
     typed = replace(spec, dataset=dataset, seed=seeds[0] if seeds else spec.seed)
-    method, recipe = params["method"], params["recipe"] or spec.recipe.name
-    if method or params["overrides"] or recipe != spec.recipe.name:
+    recipe = given.get("recipe", spec.recipe.name)
+    if {"method", "overrides"} & given.keys() or recipe != spec.recipe.name:
         own: dict[str, Any] = {}
         if recipe == spec.recipe.name:
             own = {"model": spec.model.name, **spec.model.settings, **spec.recipe.overrides}
-        own |= parse_overrides(params["overrides"] or [])
-        made = make_spec(
-            dataset,
-            method=method[0] if method else spec.method,
-            recipe=recipe,
-            seed=typed.seed,
-            overrides=own,
-        )
+        own |= parse_overrides(given.get("overrides", []))
+        method = given["method"][0] if "method" in given else spec.method
+        made = make_spec(dataset, method=method, recipe=recipe, seed=typed.seed, overrides=own)
         typed = replace(typed, model=made.model, method=made.method, recipe=made.recipe)
     return run, typed
 
@@ -439,6 +438,8 @@ def _say_what_is_saved(folders: list[Path], command: str, force: bool) -> None:
 
 def _show(runs: list[Run], root: Path, places: _runs.RunData, json: bool) -> None:
     """Print the errors of finished runs and of each method, and what to do next; or as JSON."""
+    import numpy as np
+
     from longtail import _checks
     from longtail.report import tables
     from longtail.runs.naming import by_method
@@ -476,7 +477,8 @@ def _show(runs: list[Run], root: Path, places: _runs.RunData, json: bool) -> Non
     several = len(rows) < len(runs)
     spread_words = ", mean over the seeds ± standard deviation" if several else ""
     note = f"Balanced error in percent{spread_words}." if splits else ""
-    missing = errors[first.folder]["test"].missing_classes if "test" in splits else ()
+    counts = errors[first.folder]["test"].counts if "test" in splits else np.ones(1)
+    missing = np.flatnonzero(counts == 0)
     if len(missing):
         absent = _checks.class_words(missing, first.class_names)
         note += f" Without examples in the test set: {absent}, left out of the means."

@@ -9,32 +9,35 @@ cost more than the networks of many runs. Here every operation does all runs at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.losses import EqualizedThresholdLoss
 from longtail.losses.pairwise import PairwiseMarginLoss
+from longtail.margins import Margin
 
 
 class StackedLoss:
-    """The mean loss of each run.
-
-    Losses with a dense margin, with label smoothing, with competitors that drop out or with an
-    `ignore_index` of their own are computed one by one, all others together; the values are the
-    same.
+    """The mean loss of each run, from its margin.
 
     Args:
-        criteria: one for each run, all with as many classes and on one device, with the reduction
-            "mean". Their class weights move into one tensor: they are still to be changed in
-            place, by ``criterion.weight.copy_``.
+        margins: one for each run, none of them dense, all with as many classes.
+        weighted: for each run, whether it has class weights; none has if empty.
+        device: of the logits.
+        dtype: of the margins.
+
+    Attributes:
+        weights: for each run its class weights, shape (num_classes,), ones at first, to be changed
+            in place; or None.
 
     Examples:
-        >>> from longtail import ClassPrior
-        >>> from longtail.losses import LogitAdjustedLoss, SoftmaxLoss
+        >>> from longtail import ClassPrior, margins
         >>> prior = ClassPrior.from_counts([9, 1])
-        >>> both = StackedLoss([SoftmaxLoss(prior), LogitAdjustedLoss(prior)])
+        >>> both = StackedLoss([margins.softmax(prior), margins.logit_adjusted(prior)])
         >>> logits, target = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]]), torch.tensor([[1], [1]])
         >>> both(logits, target)
         tensor([1.3133, 3.2373])
@@ -42,35 +45,30 @@ class StackedLoss:
         tensor([0.5633, 0.8394])
     """
 
-    def __init__(self, criteria: Sequence[PairwiseMarginLoss]) -> None:
-        self.criteria = list(criteria)
-        # An `ignore_index` may be a class, whose examples must not count.
-        own = [loss.whole_rows or loss.ignore_index != -100 for loss in criteria]
-        self._alone = [n for n, one in enumerate(own) if one]
-        members = [n for n, one in enumerate(own) if not one]
-        usual = [criteria[n] for n in members]
-        if not usual:
-            return
-        self._members = torch.tensor(members, device=usual[0].alpha.device)
+    def __init__(
+        self,
+        margins: Sequence[Margin],
+        *,
+        weighted: Sequence[bool] = (),
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         alpha, positive, negative = (
-            torch.stack([getattr(loss, name) for loss in usual])[:, None]
-            for name in ("alpha", "positive", "negative")
+            torch.tensor(np.stack([getattr(m, part) for m in margins]), dtype=dtype)[:, None]
+            for part in ("alpha", "positive", "negative")
         )
-        scale = alpha.new_tensor([loss.scale for loss in usual])[:, None, None]
+        scale = torch.tensor([m.scale for m in margins], dtype=dtype)[:, None, None]
         lower = scale * (positive + negative)
         # Shape (runs, 1, num_classes) each; None for what changes nothing.
-        self._scale = None if all(loss.scale == 1 for loss in usual) else scale
-        self._offset = scale * negative
-        self._lower = lower if bool(lower.any()) else None
-        self._alpha = None if bool((alpha == 1).all()) else alpha
-        self._weight: Tensor | None = None
-        if any(loss.weight is not None for loss in usual):
-            self._weight = torch.stack(
-                [torch.ones_like(one.alpha) if one.weight is None else one.weight for one in usual]
-            )
-            for loss, row in zip(usual, self._weight, strict=True):
-                if loss.weight is not None:
-                    loss.weight = row  # the same memory from now on
+        self._offset = (scale * negative).to(device)
+        self._scale = scale.to(device) if bool((scale != 1).any()) else None
+        self._lower = lower.to(device) if bool(lower.any()) else None
+        self._alpha = alpha.to(device) if bool((alpha != 1).any()) else None
+        self._weight = torch.ones_like(alpha[:, 0]).to(device) if any(weighted) else None
+        self.weights = [
+            None if self._weight is None or not has else self._weight[run]
+            for run, has in enumerate(weighted or [False] * len(margins))
+        ]
 
     def __call__(
         self,
@@ -79,49 +77,20 @@ class StackedLoss:
         *,
         second: Tensor | None = None,
         share: Tensor | None = None,
-        dropped: Sequence[Tensor | None] = (),
     ) -> Tensor:
         """Return the loss of each run, shape (runs,).
 
         Args:
             logits: f, shape (runs, examples, num_classes), float32 or wider.
-            target: y, class indices, shape (runs, examples); the `ignore_index` of a run whose
-                loss has one of its own, but not the usual -100.
+            target: y, class indices, shape (runs, examples).
             second: the labels of what was mixed in, likewise; None where nothing is.
             share: λ of the first label, likewise, in [0, 1].
-            dropped: for each run what its loss has drawn, see `EqualizedThresholdLoss.draw`.
         """
-        labels = [target] if second is None or share is None else [target, second, share]
-        if not self._alone:
-            return self._together(logits, *labels)
-        found: list[Any] = [None] * len(self.criteria)
-        for n in self._alone:
-            loss: Any = self.criteria[n] if len(labels) == 1 else self.criteria[n].mixed
-            drawn = dropped[n] if dropped else None
-            found[n] = loss(logits[n], *(part[n] for part in labels), dropped=drawn)
-        if len(self._alone) < len(found):
-            picked = (part.index_select(0, self._members) for part in (logits, *labels))
-            together = iter(self._together(*picked))
-            found = [next(together) if loss is None else loss for loss in found]
-        return torch.stack(found)
-
-    def _together(
-        self,
-        logits: Tensor,
-        target: Tensor,
-        second: Tensor | None = None,
-        share: Tensor | None = None,
-    ) -> Tensor:
-        """The losses of those that are alike; labels stand along the last axis."""
-        labels, parts = target[..., None], None  # λ of each label; 1 where there is one label
+        # Labels stand along the last axis; λ of each label, 1 where there is one.
+        labels, parts = target[..., None], None
         if second is not None and share is not None:
             labels = torch.stack([target, second], dim=-1)
             parts = torch.stack([share, 1.0 - share], dim=-1).to(logits.dtype)
-
-        def of_labels(table: Tensor) -> Tensor:
-            """Values for each run and class, looked up for each label."""
-            found = table.to(logits.dtype).flatten(1).gather(1, labels.flatten(1))
-            return found.view(labels.shape)
 
         z = self._offset.to(logits.dtype)
         z = z + logits if self._scale is None else torch.addcmul(z, logits, self._scale.to(z.dtype))
@@ -129,16 +98,65 @@ class StackedLoss:
             losses = -z.log_softmax(-1).gather(-1, labels)
         else:
             each = z[:, :, None].expand(*labels.shape, -1)
-            lower = of_labels(self._lower)[..., None]
+            lower = _of_labels(self._lower, labels, z.dtype)[..., None]
             each = each.scatter_add(-1, labels[..., None], -lower)
             losses = -each.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
         if self._alpha is not None:
-            losses = losses * of_labels(self._alpha)
+            losses = losses * _of_labels(self._alpha, labels, z.dtype)
         if self._weight is not None:
-            weight = of_labels(self._weight)
+            weight = _of_labels(self._weight, labels, z.dtype)
             parts = weight if parts is None else parts * weight
         if parts is not None:
             losses = losses * parts
         if self._weight is None or parts is None:
             return losses.sum((1, 2)) / target.shape[1]
         return losses.sum((1, 2)) / parts.sum((1, 2))
+
+
+def _of_labels(table: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Look up values for each run and class, for each label."""
+    found = table.to(dtype).flatten(1).gather(1, labels.flatten(1))
+    return found.view(labels.shape)
+
+
+class SeparateLosses:
+    """The mean loss of each run, computed one after the other: for losses beyond additive margins.
+
+    Args:
+        losses: one for each run, with the reduction "mean".
+
+    Attributes:
+        weights: as in `StackedLoss`.
+        drawing: the losses whose competitors drop out, by the number of their run.
+    """
+
+    def __init__(self, losses: Sequence[PairwiseMarginLoss]) -> None:
+        self._losses = list(losses)
+        self.weights = [loss.weight for loss in losses]
+        self.drawing = {
+            run: loss for run, loss in enumerate(losses) if isinstance(loss, EqualizedThresholdLoss)
+        }
+
+    def __call__(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        *,
+        second: Tensor | None = None,
+        share: Tensor | None = None,
+        dropped: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> Tensor:
+        """Return the loss of each run, shape (runs,).
+
+        The arguments are those of `StackedLoss`, and `dropped`: by the number of its run what a
+        loss has drawn, see `EqualizedThresholdLoss.draw`.
+        """
+        found = []
+        for run, loss in enumerate(self._losses):
+            if second is None or share is None:
+                one = loss(logits[run], target[run], dropped=dropped.get(run))
+            else:
+                labels = target[run], second[run], share[run]
+                one = loss.mixed(logits[run], *labels, dropped=dropped.get(run))
+            found.append(one)
+        return torch.stack(found)

@@ -7,7 +7,8 @@ own_data, pretrained  what follows from one's own images; weights to start from
 validate              checks of runs, images and processes before any training
 engine                runs into their folders: log, checkpoint, finish
 plan, prefetch        an epoch's order and randomness; its batches (augment, trivial, mixing)
-loop                  forward, loss, backward, step (optimizers, sam, averaging, distillation)
+loop                  batches, forward, loss, backward, step (optimizers, sam, averaging,
+                      distillation)
 cuda_graphs           the same step captured and replayed on a GPU
 checkpoint            what a killed run goes on from
 evaluation            a finished run's logits on a split

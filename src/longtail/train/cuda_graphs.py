@@ -18,18 +18,16 @@ _WARM_UP = 3  # steps before capture, in which libraries choose algorithms and m
 
 
 def place(make: Callable[[], Any], *, device: torch.device, graphs: bool = True) -> Any:
-    """Return a training that is ready to step on its device; on a CPU just made.
+    """Return a training on a GPU, ready to step.
 
-    On a GPU everything that concerns it has to happen in the context ``training.active()``.
+    Everything that concerns it has to happen in the context ``training.active()``.
 
     Args:
         make: makes the training, a `loop.Training` or `streamed.StreamedTraining`; called on the
             stream on which all its tensors must live.
-        device: where it trains.
-        graphs: capture the steps; without, a GPU runs them eagerly. Streamed trainings need False.
+        device: the GPU.
+        graphs: capture the steps; without, they run eagerly. Streamed trainings need False.
     """
-    if device.type != "cuda":
-        return make()
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))  # for the resident data
     with _on(stream):
@@ -58,8 +56,8 @@ def _capture(training: Any, stream: torch.cuda.Stream) -> dict[int, torch.cuda.C
     pool = torch.cuda.graph_pool_handle()
     for size in sizes:
         graphs[size] = torch.cuda.CUDAGraph()
-        for generator in training.generators:
-            graphs[size].register_generator_state(generator)
+        for loss in training.drawing.values():
+            graphs[size].register_generator_state(loss.generator)
         with torch.cuda.graph(graphs[size], pool=pool, stream=stream):
             training.step(size)
     for member, tensors in enumerate(before):

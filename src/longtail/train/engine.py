@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from longtail import metrics, models
+from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
@@ -161,7 +163,8 @@ def train_cohort(
     pool = None
     if any(TEACHERS in spec.settings for spec in waiting.values()):
         pool = TeacherPool(list(waiting.values()), images, root=root, given=teachers)
-    if world.first:
+    writes = world.rank == 0
+    if writes:
         for folder in folders.keys() - waiting.keys():
             with suppress(OSError):  # where only reading is allowed, they may stay
                 checkpoint.delete_all(folder)  # left by a kill just before the end
@@ -173,71 +176,55 @@ def train_cohort(
 
     total, text = sum(spec.recipe.values["epochs"] for spec in waiting.values()), ""
 
-    def tell(share: float = 0) -> None:
-        """Tell the caller how far all runs are; a whole epoch is told once it is logged."""
+    def tell(share: float = 0.0, end: EpochEnd | None = None) -> None:
+        """Tell the caller what an epoch ended with, and how far all runs are."""
+        nonlocal text
+        if end is not None:
+            done[end.folder] = end.epoch
+            # A bar leaves room for 36 letters: what says least comes last.
+            held = "" if end.held_out_error is None else f" held-out {end.held_out_error:.1%}"
+            text = f"loss {end.loss:.2f}{held} epoch {end.epoch}/{end.epochs}"
+            text += f" ({method_words(end.spec)}, seed {end.spec.seed})"
+            if after_epoch is not None:
+                after_epoch(end)
+        # A whole epoch is told once it is logged.
         if progress is not None and waiting and share < 1:
             progress(sum(done.values()) + share, total, text)
 
     tell()
     on_disk, diverged = isinstance(images, ListedImages), list[Path]()
+    data: Resident | ListedImages | None = None
     at_once = together if device.type == "cuda" and not on_disk else 1
-    after_step = tell if within_epoch else None
-    common = _Common(images, images, pool, weights, device, command, world, streaming)
-    if waiting and not isinstance(images, ListedImages):
-        with explained():
-            common.data = Resident(images, device)
+    where: dict[str, Any] = {"world": world, "streaming": streaming}
     for first in range(0, len(waiting), at_once):
         wave = list(waiting)[first : first + at_once]
         with ExitStack() as stack:
-            for folder in wave if world.first else ():
+            for folder in wave if writes else ():
                 stack.enter_context(files.exclusive(folder))
             # Another process may have finished some just before they were claimed.
             states = run_states(wave, images, world, force=force)
-            stack.enter_context(explained(len(wave), on_disk=on_disk))
             jobs = [
-                _open_job(folder, waiting[folder], states[folder], common)
+                _open_job(folder, waiting[folder], states[folder], images, device, command, world)
                 for folder in wave
                 if states[folder] != "finished"
             ]
-            for alike in _alike(jobs) if at_once > 1 else [[job] for job in jobs]:
-                _place(alike, common)
-            saved = time.monotonic()
-            while active := {job.training: job.epoch for job in jobs if not job.done}:
-                began = time.monotonic()
-                found = run_epoch(list(active), list(active.values()), after_step=after_step)
-                losses = dict(zip(map(id, active), found, strict=True))
-                stepped = [job for job in jobs if id(job.training) in losses]
-                took = (time.monotonic() - began) / len(stepped)
-                for job in stepped:
-                    loss = losses[id(job.training)][job.member]
-                    job.epoch += 1
-                    job.seconds += took
-                    if job.diverged:
-                        continue
-                    job.diverged = not math.isfinite(loss)
-                    end = _log(job, loss, world)
-                    done[job.folder] = job.epoch
-                    if after_epoch is not None:
-                        after_epoch(end)
-                    # A bar leaves room for 36 letters: what says least comes last.
-                    held, text = end.held_out_error, f"loss {loss:.2f}"
-                    text += "" if held is None else f" held-out {held:.1%}"
-                    text += f" epoch {job.epoch}/{end.epochs}"
-                    text += f" ({method_words(job.spec)}, seed {job.spec.seed})"
-                    tell()
-                # All processes take part in saving, or none.
-                if world.tell(time.monotonic() - saved >= checkpoint_seconds):
-                    _save([job for job in jobs if not job.done])
-                    saved = time.monotonic()
-                # What is at its end is better finished.
-                if stop is not None and not all(job.done for job in jobs) and stop():
-                    _save([job for job in jobs if not job.diverged])
-                    raise StoppedError
-            for job in jobs:
-                if not job.diverged:
-                    _finish(job, world)
-            for job in jobs:  # memory and workers, before the next ones take theirs
-                job.training = None
+            try:
+                if data is None:
+                    data = Resident(images, device) if isinstance(images, ImageSet) else images
+                for alike in _alike(jobs) if at_once > 1 else [[job] for job in jobs]:
+                    _make_training(alike, data, device, pool, weights, **where)
+                _train_wave(
+                    jobs,
+                    tell=tell,
+                    after_step=tell if within_epoch else None,
+                    checkpoint_seconds=checkpoint_seconds,
+                    stop=stop,
+                    **where,
+                )
+            except RuntimeError as error:
+                if said := _explanation(error, len(wave), on_disk=on_disk):
+                    raise RunError(f"train: {said}") from error
+                raise
             diverged += [job.folder for job in jobs if job.diverged]
     world.tell()  # what the first process wrote: all must find the same runs finished
     if diverged:
@@ -266,7 +253,7 @@ def run_states(
     folders, found = list(folders), []
     if force:
         return dict.fromkeys(folders, "new")
-    for folder in folders if world.first else ():
+    for folder in folders if world.rank == 0 else ():
         state = "new"
         if (folder / "run.json").exists():
             run = Run.open(folder, verify=False, unfinished=True)
@@ -283,20 +270,6 @@ def device_words(device: torch.device, processes: int = 1) -> str:
 
 
 @dataclass
-class _Common:
-    """What all runs have in common; `data` are the images where training reads them."""
-
-    images: Images
-    data: Resident | Images
-    pool: TeacherPool | None
-    weights: Weights | None
-    device: torch.device
-    command: str | None
-    world: World
-    streaming: Streaming | None
-
-
-@dataclass
 class _Job:
     """A run to train: its part of the data, and how far it is."""
 
@@ -304,23 +277,27 @@ class _Job:
     folder: Path
     planner: Planner
     held: Any  # the held-out images, or None
-    writer: RunWriter | None = None  # in processes that leave the writing to the first one
-    start: checkpoint.Checkpoint | None = None
+    writer: RunWriter | None = None  # None in processes that leave the writing to the first one
+    start: Mapping[str, Tensor] | None = None  # what it goes on from; only the first process has it
     epoch: int = 0
     seconds: float = 0.0
+    saved: bool = False  # True where checkpoints may be
     diverged: bool = False
     training: Any = None  # which steps it, as its member of that number, of so many together
     member: int = 0
     together: int = 1
 
-    @property
-    def done(self) -> bool:
-        return self.diverged or self.epoch >= self.planner.recipe.epochs
 
-
-def _open_job(folder: Path, spec: RunSpec, state: str, common: _Common) -> _Job:
+def _open_job(
+    folder: Path,
+    spec: RunSpec,
+    state: str,
+    images: Images,
+    device: torch.device,
+    command: str | None,
+    world: World,
+) -> _Job:
     """Open the run's folder, anew or where it was left; the first process does, for all."""
-    images, world = common.images, common.world
     kept, held = np.arange(len(images)), None
     if spec.dataset.held_out:
         seed = stream_seed(spec.seed, "held-out")
@@ -330,101 +307,149 @@ def _open_job(folder: Path, spec: RunSpec, state: str, common: _Common) -> _Job:
     recipe, method = Recipe.of(spec), Method.of(spec.method)
     planner = Planner(recipe, method, images.labels, kept, prior, seed=spec.seed)
     job = _Job(spec, folder, planner, held)
-    where = device_words(common.device, world.count)
-    if world.first and state == "begun":
-        job.writer = RunWriter.resume(folder, spec, device=where)
-        if start := checkpoint.latest(folder):
-            job.start, job.epoch, job.seconds = start, start.epochs, start.seconds
+    where = device_words(device, world.count)
+    if world.rank == 0 and state == "begun":
+        job.writer, job.saved = RunWriter.resume(folder, spec, device=where), True
+        if saved := checkpoint.latest(folder):
+            job.start, job.epoch, job.seconds = saved.tensors, saved.epochs, saved.seconds
             logger.info("%s goes on after epoch %d", folder, job.epoch)
         job.writer.rewind_log(lambda line: int(line.get("epoch", 0)) <= job.epoch)
-    elif world.first:
+    elif world.rank == 0:
         job.writer = RunWriter.create(
             folder.parents[1],
             spec,
             prior=prior,
             data=images.fingerprint,
             device=where,
-            command=common.command,
+            command=command,
             class_names=images.class_names,
             force=True,
         )
     job.epoch = world.tell(job.epoch)
-    if job.epoch and not world.first:  # the first process will send its tensors
-        job.start = checkpoint.Checkpoint(job.epoch, 0.0, {})
+    if job.epoch and job.start is None:
+        job.start = {}  # the first process will send its tensors
     return job
 
 
 def _alike(jobs: Sequence[_Job]) -> Iterable[list[_Job]]:
-    """The jobs in as few groups that can step as one as they allow."""
+    """Return the jobs in as few groups that can step as one as they allow."""
     groups: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
         recipe = replace(job.planner.recipe, name="", image_seed=None)
         alone = None if can_stack(recipe.model) else job.folder
+        stacked = job.planner.method.margin(job.planner.prior) is not None  # the loss, too
         # Settings are their precision and teachers.
-        key = recipe, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch, alone
+        key = recipe, job.spec.settings, tuple(job.planner.batch_sizes), job.epoch, alone, stacked
         groups.setdefault(key, []).append(job)
     return groups.values()
 
 
-def _place(jobs: Sequence[_Job], common: _Common) -> None:
+def _make_training(
+    jobs: Sequence[_Job],
+    data: Resident | ListedImages,
+    device: torch.device,
+    pool: TeacherPool | None,
+    weights: Weights | None,
+    *,
+    world: World,
+    streaming: Streaming | None,
+) -> None:
     """Make the training of jobs that step as one, each where it was left."""
-    data, world, pool = common.data, common.world, common.pool
     spec, planners = jobs[0].spec, [job.planner for job in jobs]
-    how: dict[str, Any] = {"device": common.device}
+    how: dict[str, Any] = {"device": device}
     how["precision"] = spec.settings.get("precision", "float32")
     make: Callable[[], Any]
-    if isinstance(data, Resident):
+    if isinstance(data, ListedImages):
+        make = partial(StreamedTraining, planners[0], data, world=world, how=streaming, **how)
+    else:
         if pool is not None:
             for job in jobs:
                 pool.pin(job.folder, job.spec)
-            how["teachers"] = pool.ready(spec, planners[0].recipe, data, common.device)
+            how["teachers"] = pool.ready(spec, planners[0].recipe, data, device)
         make = partial(Training, planners, data, **how)
+    if device.type == "cuda":
+        training = place(make, device=device, graphs=isinstance(data, Resident))
     else:
-        how |= {"world": world, "how": common.streaming}
-        make = partial(StreamedTraining, planners[0], data, **how)  # type: ignore[arg-type]
-    training = place(make, device=common.device, graphs=isinstance(data, Resident))
+        training = make()
     for member, job in enumerate(jobs):
         job.training, job.member, job.together = training, member, len(jobs)
         with training.active():
             if job.start is None and SETTING in job.spec.settings:
-                check_start(job.spec, common.weights)  # its checkpoint was damaged
+                check_start(job.spec, weights)  # its checkpoint was damaged
                 state = training.saved_state(member)  # every process has a part in it
-                first = world.first and common.weights
-                tensors = started(state, job.spec, first) if first else {}
-                job.start = checkpoint.Checkpoint(0, 0.0, tensors)
+                first = weights if world.rank == 0 else None
+                job.start = {} if first is None else started(state, job.spec, first)
             if job.start is not None:
-                training.load_state(member, job.start.tensors)
+                training.load_state(member, job.start)
                 job.start = None
 
 
-def _log(job: _Job, loss: float, world: World) -> EpochEnd:
+def _train_wave(
+    jobs: Sequence[_Job],
+    *,
+    tell: Callable[..., None],
+    after_step: Callable[[float], None] | None,
+    checkpoint_seconds: float,
+    stop: Callable[[], bool] | None,
+    world: World,
+    streaming: Streaming | None,
+) -> None:
+    """Train the runs that are in memory at a time: epoch by epoch, with a log and checkpoints."""
+    where: dict[str, Any] = {"world": world, "streaming": streaming}
+    saved = time.monotonic()
+    unfinished = [job for job in jobs if job.epoch < job.planner.recipe.epochs]
+    while unfinished:
+        began = time.monotonic()
+        epochs = {job.training: job.epoch for job in unfinished}
+        found = run_epoch(list(epochs), list(epochs.values()), after_step=after_step)
+        losses = dict(zip(epochs, found, strict=True))
+        took = (time.monotonic() - began) / len(unfinished)
+        for job in unfinished:
+            loss = losses[job.training][job.member]
+            job.epoch += 1
+            job.seconds += took
+            job.diverged = not math.isfinite(loss)
+            tell(end=_log(job, loss, **where))
+        unfinished = [
+            job for job in unfinished if not job.diverged and job.epoch < job.planner.recipe.epochs
+        ]
+        # All processes take part in saving, or none.
+        if world.tell(time.monotonic() - saved >= checkpoint_seconds):
+            _save(unfinished)
+            saved = time.monotonic()
+        if unfinished and stop is not None and stop():  # what is at its end is better finished
+            _save([job for job in jobs if not job.diverged])
+            raise StoppedError
+    for job in jobs:
+        if not job.diverged:
+            _finish(job, **where)
+    for job in jobs:  # memory and workers, before the next ones take theirs
+        job.training = None
+
+
+def _log(job: _Job, loss: float, *, world: World, streaming: Streaming | None) -> EpochEnd:
     """Measure the held-out error where it is due, and write a line of the log."""
     recipe, training, error = job.planner.recipe, job.training, None
     # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
     every = 1 if training.device.type == "cpu" else max(1, recipe.epochs // 20)
     due = job.epoch == recipe.epochs or job.epoch % every == 0
     if job.held is not None and due and not job.diverged:
+        how: dict[str, Any] = {"world": world, "streaming": streaming, "gathered": False}
         with training.active():
-            answers = _held_out(job, training.network(job.member), gathered=False)
+            answers = network_logits(training.network(job.member), job.held, recipe, **how)
         # The loss is of the weights before the last step, which may be the one too many.
         job.diverged = world.tell(answers is not None and not np.isfinite(answers).all())
         if answers is not None and not job.diverged:
             classes = job.planner.prior.num_classes
             error = metrics.balanced_error(job.held.labels, answers, num_classes=classes)
-    line = {"epoch": job.epoch, "loss": loss}
-    line |= {} if error is None else {"held_out_error": error}
-    line |= {"skipped": training.skipped} if training.skipped else {}
     if job.writer is not None:
+        line = {"epoch": job.epoch, "loss": loss}
+        line |= {} if error is None else {"held_out_error": error}
+        line |= {"skipped": training.skipped} if training.skipped else {}
         job.writer.log(**line)
     steps = len(training.batch_sizes)
     rate = learning_rate(recipe, job.epoch * steps - 1, steps)
     return EpochEnd(job.spec, job.folder, job.epoch, recipe.epochs, loss, error, rate)
-
-
-def _held_out(job: _Job, network: Any, *, gathered: bool) -> Any:
-    """The logits of the held-out part on the first process, see `network_logits`."""
-    how = {"world": job.training.world, "streaming": job.training.how, "gathered": gathered}
-    return network_logits(network, job.held, job.planner.recipe, **how)
 
 
 def _save(jobs: Sequence[_Job]) -> None:
@@ -433,15 +458,16 @@ def _save(jobs: Sequence[_Job]) -> None:
             state = job.training.saved_state(job.member)  # every process has a part in it
             if job.writer is not None:
                 checkpoint.save(job.folder, state, epochs=job.epoch, seconds=job.seconds)
+                job.saved = True
 
 
-def _finish(job: _Job, world: World) -> None:
+def _finish(job: _Job, *, world: World, streaming: Streaming | None) -> None:
     """Write the weights and the held-out logits, unless the last step was one too many."""
-    training, logits = job.training, None
+    training, recipe, logits = job.training, job.planner.recipe, None
     with training.active():
         model = training.network(job.member)
         if job.held is not None:
-            logits = _held_out(job, model, gathered=True)
+            logits = network_logits(model, job.held, recipe, world=world, streaming=streaming)
         # Every process has a part in these.
         norms, bias = models.head_norms_and_bias(model)
         weights = training.saved_weights(model)
@@ -462,31 +488,26 @@ def _finish(job: _Job, world: World) -> None:
                 replace=True,  # those of a run killed while it finished
             )
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": job.together}
-    facts |= {"processes": world.count} if training.on_disk else {}
+    facts |= {"processes": world.count} if isinstance(training, StreamedTraining) else {}
     job.writer.finish(seconds=job.seconds, **facts)
-    checkpoint.delete_all(job.folder)
+    if job.saved:
+        checkpoint.delete_all(job.folder)
 
 
-@contextmanager
-def explained(runs: int = 0, *, on_disk: bool = False) -> Iterator[None]:
-    """Turn the failure of a GPU that some runs share into one line with its cost and a remedy."""
+def _explanation(error: RuntimeError, runs: int, *, on_disk: bool) -> str | None:
+    """Return one line on the failure of a GPU that some runs share: its cost, and a remedy."""
     unlost = "Nothing written is lost: the same command goes on from the last checkpoints."
-    what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
-    if on_disk:
-        what = "a part of the batch; take it in smaller ones (--micro-batch N)."
-    elif runs > 1:
-        what = f"{runs} runs at once; train fewer together (--together N, together=N)."
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise RunError(f"train: the GPU's memory does not hold {what} {unlost}") from error
-    except RuntimeError as error:
-        said = " ".join(str(error).splitlines()[:2])
-        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise RunError(
-                f"train: torch.compile failed: {said} Train without it (--no-compile, "
-                f"Streaming(compile=False))."
-            ) from error
-        if "cuda" not in str(error).lower():
-            raise
-        raise RunError(f"train: the GPU failed: {said} {unlost}") from error
+    said = " ".join(str(error).splitlines()[:2])
+    if isinstance(error, torch.OutOfMemoryError):
+        what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
+        if on_disk:
+            what = "a part of the batch; take it in smaller ones (--micro-batch N)."
+        elif runs > 1:
+            what = f"{runs} runs at once; train fewer together (--together N, together=N)."
+        return f"the GPU's memory does not hold {what} {unlost}"
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return (
+            f"torch.compile failed: {said} Train without it (--no-compile, "
+            f"Streaming(compile=False))."
+        )
+    return f"the GPU failed: {said} {unlost}" if "cuda" in str(error).lower() else None

@@ -25,7 +25,7 @@ from longtail.train.distributed import ALONE, World
 from longtail.train.loop import new_network
 from longtail.train.prefetch import as_tensor
 from longtail.train.recipe import Recipe
-from longtail.train.streamed import Streaming, judging, stream_logits
+from longtail.train.streamed import Streaming, stream_logits
 
 Images = ImageSet | ListedImages
 LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memory, and one file
@@ -53,14 +53,16 @@ def network_logits(
 
             compute = sharded.sharded_logits if gathered else sharded.sharded_predictions
         return compute(model, images, recipe, world=world, how=streaming)
-    if not world.first:
+    if world.rank > 0:
         return None
+    network: Any = model
     device = next(model.parameters()).device
     color: dict[str, Any] = {"mean": recipe.mean, "std": recipe.std}
     color["pixel_range"] = images.pixel_range
-    with judging(model):
+    model.eval()
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         found = [
-            model(normalize(batch.to(device), **color)).float().cpu()
+            network.fc(network.features(normalize(batch.to(device), **color))).float().cpu()
             for batch in torch.split(as_tensor(images), 1024)
         ]
     return torch.cat(found).numpy()
@@ -109,7 +111,7 @@ def evaluate(
         return run
     instead = "count the errors without them (longtail evaluate --errors-only)"
     refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=instead)
-    with files.exclusive(run.folder) if world.first else nullcontext():
+    with files.exclusive(run.folder) if world.rank == 0 else nullcontext():
         model, recipe = trained_network(run, images, device=device, world=world)
         logits = network_logits(model, images, recipe, world=world, streaming=streaming)
         norms, bias = models.head_norms_and_bias(model)

@@ -24,15 +24,13 @@ from torch import Tensor, nn
 from longtail import models
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
-from longtail.losses import EqualizedThresholdLoss, PairwiseMarginLoss
-from longtail.losses.stacked import StackedLoss
+from longtail.losses.stacked import SeparateLosses, StackedLoss
 from longtail.models.stacked import part_of, stack
 from longtail.runs.ensemble import logit_scale
 from longtail.train.averaging import WeightAverage
 from longtail.train.distillation import distillation_loss
-from longtail.train.distributed import ALONE
 from longtail.train.optimizers import make_optimizer, set_rate
-from longtail.train.plan import EpochPlan, Planner, pick, stream_seed
+from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.prefetch import ImageMaker, Resident
 from longtail.train.recipe import Recipe
 from longtail.train.sam import Perturbation, frozen_statistics
@@ -45,6 +43,56 @@ _TEACHER_BATCH = 4096  # images that teachers see at once
 # Batches are made a block of steps at a time: a whole epoch of CIFAR at once, a part of it where
 # images are many or large.
 _BLOCK_BYTES = 2**28
+
+
+def run_epoch(
+    trainings: Sequence[Any],
+    epochs: Sequence[int],
+    *,
+    after_step: Callable[[float], None] | None = None,
+) -> list[list[float]]:
+    """Take every training through an epoch of its own; on a GPU their steps take turns.
+
+    Args:
+        trainings: each a `Training` or `streamed.StreamedTraining`, on a GPU as
+            `cuda_graphs.place` returns it.
+        epochs: which epoch each is at, counted from 0.
+        after_step: called with the share of the epoch that is done; not for captured steps,
+            which are only queued.
+
+    Returns:
+        For each training the mean loss of each run.
+    """
+    for training, epoch in zip(trainings, epochs, strict=True):
+        with training.active():
+            training.load(epoch)
+    steps = max(len(training.batch_sizes) for training in trainings)
+    for number in range(steps):
+        for training in trainings:
+            if number < len(training.batch_sizes):
+                take_step(training, number)
+        if after_step is not None and not trainings[0].graphs:
+            after_step((number + 1) / steps)
+    for training, epoch in zip(trainings, epochs, strict=True):
+        if training.graphs:  # while the GPU works through what is queued
+            training.look_ahead(epoch + 1)
+    losses = []
+    for training in trainings:
+        with training.active():
+            losses.append(training.mean_losses())
+    return losses
+
+
+def take_step(training: Any, number: int) -> None:
+    """Take step `number` of the epoch that was loaded; on a GPU it is only queued."""
+    size = training.batch_sizes[number]
+    with training.active():
+        if number % training.block == 0:
+            training.prepare(number)
+        if training.graphs:
+            training.graphs[size].replay()
+        else:
+            training.step(size)
 
 
 class Training:
@@ -71,7 +119,6 @@ class Training:
             shares of the first, likewise; `teacher_logits`, (streams, positions, num_classes).
     """
 
-    on_disk, world, how = False, ALONE, None  # as `streamed` has them
     skipped = 0  # images that could not be read: none in memory
     # On a GPU, see `cuda_graphs`: the context in which everything has to happen, and the captured
     # step of each batch size.
@@ -92,12 +139,9 @@ class Training:
         recipe = self.recipe = planners[0].recipe
         here = self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        self.model: nn.Module = stack([new_network(recipe, data, seed=p.seed) for p in planners])
+        networks = [new_network(recipe, data, seed=p.seed) for p in planners]
+        self.model = networks[0] if self.runs == 1 else stack(networks)
         self.model.to(here, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.criteria, self.generators = make_criteria(planners, here)
-        self.loss: Callable[..., Tensor] = StackedLoss(self.criteria)
-        if teachers is not None:
-            self.loss = _distilled(planners, self.loss, here)
         self.optimizer = make_optimizer(self.model, recipe, here)
         self.sam, self.average = None, None
         if recipe.sam_rho > 0:
@@ -105,6 +149,23 @@ class Training:
             self.sam = Perturbation(parameters, rho=recipe.sam_rho, parts=self.runs)
         if recipe.ema_decay > 0:
             self.average = WeightAverage(self.model, decay=recipe.ema_decay)
+
+        margins = [m for p in planners if (m := p.method.margin(p.prior)) is not None]
+        self.drawing: dict[int, Any] = {}  # losses with random numbers of their own
+        if len(margins) == self.runs:
+            weighted = [p.method.drw for p in planners]
+            self.loss: Any = StackedLoss(margins, weighted=weighted, device=here)
+        else:
+            self.loss = SeparateLosses([p.method.criterion(p.prior).to(here) for p in planners])
+            self.drawing = self.loss.drawing
+        for loss in self.drawing.values():
+            loss.generator = torch.Generator(here)
+        if teachers is not None:
+            # The teachers' logits come multiplied by the scales of their losses; so must the runs'.
+            scales = [logit_scale(p.method.part) for p in planners]
+            self.scale = torch.tensor(scales, device=here).view(-1, 1, 1)
+            log_priors = np.stack([p.prior.log_probs for p in planners])
+            self.log_prior = torch.from_numpy(log_priors).float().to(here)[:, None]
 
         streams: dict[tuple[object, ...], list[int]] = {}
         for run, p in enumerate(planners):
@@ -127,7 +188,8 @@ class Training:
         if teachers is not None:
             answers = (len(self.streams), positions, data.num_classes)
             self.now["teacher_logits"] = torch.zeros(answers, device=here)
-        self._planned, self.plans = -1, list[EpochPlan]()  # and the epoch that they are of
+        self.plans: list[EpochPlan] = []
+        self._ahead: tuple[int, list[EpochPlan]] = -1, []  # an epoch, and its plans
         self.rates = torch.zeros(len(sizes), device=here)
         self.offsets = torch.arange(sizes[0], device=here)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=here)
@@ -136,24 +198,25 @@ class Training:
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
-        self.look_ahead(epoch)
+        planned, self.plans = self._ahead
+        if planned != epoch:
+            self.plans = [planner.plan(epoch) for planner in self.planners]
         self.rates.copy_(self.plans[0].rates)
-        begin_epoch(self.planners, self.plans, self.criteria, self.generators, epoch)
+        for weights, plan in zip(self.loss.weights, self.plans, strict=True):
+            if weights is not None:
+                weights.copy_(plan.weights)
+        for run, loss in self.drawing.items():
+            loss.generator.manual_seed(stream_seed(self.planners[run].seed, "loss", epoch))
         self.number.zero_()
         self.totals.zero_()
         self.model.train(not self.recipe.freeze_backbone)
 
     def look_ahead(self, epoch: int) -> None:
-        """Make an epoch's plans, if they are not made yet; the host's part of getting ready."""
-        if self._planned != epoch:
-            self.plans = [planner.plan(epoch) for planner in self.planners]
-            self._planned = epoch
+        """Plan an epoch, the host's part of `load`, while the GPU works through the one before."""
+        self._ahead = epoch, [planner.plan(epoch) for planner in self.planners]
 
     def prepare(self, number: int) -> None:
-        """Before step `number`, where a block of steps begins: make all its batches.
-
-        Teachers are asked about them, too.
-        """
+        """Make the batches of the block of steps that begins with step `number`; ask teachers."""
         first = sum(self.batch_sizes[:number])
         end = first + sum(self.batch_sizes[number : number + self.block])
         now = self.now
@@ -163,7 +226,11 @@ class Training:
             for low in range(first, end, chunk):
                 part = slice(low, min(low + chunk, end))
                 at = slice(part.start - first, part.stop - first)
-                pixels, *labels = self.maker.make(*(pick(draws, part) for draws in plan[:3]))
+                if plan.partners is None or plan.mixing is None:
+                    pixels, *labels = self.maker.make(plan.images, part)
+                else:
+                    draws = plan.images, plan.partners, plan.mixing
+                    pixels, *labels = self.maker.mixed(*draws, part)
                 for run in runs:
                     now["inputs"][at, :, :, run].copy_(pixels.permute(0, 2, 3, 1))
                     for name, values in zip(("targets", "seconds", "shares"), labels, strict=False):
@@ -180,36 +247,28 @@ class Training:
         self.cursor.zero_()
 
     def step(self, size: int) -> None:
-        """One step of every run on its next `size` examples of the block."""
+        """Step every run on its next `size` examples of the block."""
         at, now = self.cursor + self.offsets[:size], self.now
         # Shape (size, runs · channels, height, width), channels-last.
         images = now["inputs"].index_select(0, at).flatten(3).permute(0, 3, 1, 2)
-        # The loss's arguments, of shape (runs, size) or (runs or 1, size, num_classes).
+        # The loss's arguments, of shape (runs, size), and the teachers', (streams, size, classes).
         labels: dict[str, Any] = {"target": now["targets"].index_select(1, at)}
         if "seconds" in now:
             labels["second"] = now["seconds"].index_select(1, at)
             labels["share"] = now["shares"].index_select(1, at)
-        if any(isinstance(loss, EqualizedThresholdLoss) for loss in self.criteria):
+        if self.drawing:
             like = torch.empty(size, self.data.num_classes, device=self.device)
-            labels["dropped"] = [
-                loss.draw(like) if isinstance(loss, EqualizedThresholdLoss) else None
-                for loss in self.criteria
-            ]
-        if "teacher_logits" in now:
-            answers = now["teacher_logits"].index_select(1, at)
-            if 1 < len(self.streams) < self.runs:  # with one, or one for each, they broadcast as is
-                of_run = {run: answers[n] for n, runs in enumerate(self.streams) for run in runs}
-                answers = torch.stack([of_run[run] for run in range(self.runs)])
-            labels["teacher_logits"] = answers
+            labels["dropped"] = {run: loss.draw(like) for run, loss in self.drawing.items()}
+        answers = now["teacher_logits"].index_select(1, at) if "teacher_logits" in now else None
 
         self.optimizer.zero_grad(set_to_none=True)
-        losses = self._losses(images, labels)
+        losses = self._losses(images, labels, answers)
         losses.sum().backward()  # type: ignore[no-untyped-call]
         if self.sam is not None:  # the gradients at w + e instead, on the same batch
             self.sam.go()
             self.optimizer.zero_grad(set_to_none=True)
             with frozen_statistics(self.model):
-                self._losses(images, labels).sum().backward()  # type: ignore[no-untyped-call]
+                self._losses(images, labels, answers).sum().backward()  # type: ignore[no-untyped-call]
             self.sam.back()
         set_rate(self.optimizer, self.rates.index_select(0, self.number))
         self.optimizer.step()
@@ -219,13 +278,30 @@ class Training:
         self.cursor += size
         self.number += 1
 
-    def _losses(self, images: Tensor, labels: Mapping[str, Any]) -> Tensor:
-        """The mean loss of each run, shape (runs,)."""
+    def _losses(self, images: Tensor, labels: Mapping[str, Any], answers: Tensor | None) -> Tensor:
+        """Return the mean loss of each run, shape (runs,), mixed with its teachers' answers.
+
+        (1 − w) · loss + w · T² · KL(teachers ‖ run),  w `distill_weight`, T `distill_temperature`
+        """
         low = self.dtype == torch.bfloat16
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             features = self.model.features(images)  # type: ignore[operator]
-        logits = self.model.fc(features.float())  # type: ignore[operator]
-        return self.loss(logits.view(self.runs, len(images), -1), **labels)
+        logits = self.model.fc(features.float()).view(self.runs, len(images), -1)  # type: ignore[operator]
+        losses: Tensor = self.loss(logits, **labels)
+        if answers is None:
+            return losses
+        if 1 < len(self.streams) < self.runs:  # with one, or one for each, they broadcast as is
+            of_run = {run: answers[n] for n, runs in enumerate(self.streams) for run in runs}
+            answers = torch.stack([of_run[run] for run in range(self.runs)])
+        recipe = self.recipe
+        divergence = distillation_loss(
+            self.scale * logits,
+            answers,
+            temperature=recipe.distill_temperature,
+            log_prior=self.log_prior if recipe.distill_adjusted else None,
+            reduction="none",
+        )
+        return (1.0 - recipe.distill_weight) * losses + recipe.distill_weight * divergence.mean(1)
 
     def mean_losses(self) -> list[float]:
         """Return the mean loss of each run's examples since `load`."""
@@ -262,33 +338,6 @@ class Training:
         return alone
 
 
-def _distilled(
-    planners: Sequence[Planner], loss: StackedLoss, device: torch.device
-) -> Callable[..., Tensor]:
-    """The loss of each run with the divergence from its teachers.
-
-    (1 − w) · loss + w · T² · KL(teachers ‖ run)
-    """
-    recipe = planners[0].recipe
-    how: dict[str, Any] = {"temperature": recipe.distill_temperature, "reduction": "none"}
-    if recipe.distill_adjusted:
-        log_priors = np.stack([p.prior.log_probs for p in planners])
-        how["log_prior"] = torch.from_numpy(log_priors).float().to(device)[:, None]
-    # The teachers' come multiplied by the scales of their losses, so the runs' must be, too.
-    scales = [logit_scale(p.method.part) for p in planners]
-    scale: Any = scales[0]
-    if len(set(scales)) > 1:
-        scale = torch.tensor(scales, device=device).view(-1, 1, 1)
-
-    def losses(logits: Tensor, target: Tensor, *, teacher_logits: Tensor, **mix: Any) -> Tensor:
-        divergence = distillation_loss(scale * logits, teacher_logits, **how).mean(1)
-        weight = recipe.distill_weight
-        found: Tensor = (1.0 - weight) * loss(logits, target, **mix) + weight * divergence
-        return found
-
-    return losses
-
-
 def new_network(
     recipe: Recipe, data: ImageSet | Resident | ListedImages, *, seed: int
 ) -> nn.Module:
@@ -309,34 +358,6 @@ def new_network(
     return network
 
 
-def make_criteria(
-    planners: Sequence[Planner], device: torch.device
-) -> tuple[list[PairwiseMarginLoss], list[torch.Generator]]:
-    """Return each run's loss, and the random numbers that losses which draw take."""
-    criteria = [p.method.criterion(p.prior).to(device) for p in planners]
-    generators = [torch.Generator(device) for _ in planners]
-    for criterion, generator in zip(criteria, generators, strict=True):
-        if isinstance(criterion, EqualizedThresholdLoss):
-            criterion.generator = generator
-    return criteria, generators
-
-
-def begin_epoch(
-    planners: Sequence[Planner],
-    plans: Sequence[EpochPlan],
-    criteria: Sequence[PairwiseMarginLoss],
-    generators: Sequence[torch.Generator],
-    epoch: int,
-) -> None:
-    """Give the losses the class weights and the random numbers of an epoch."""
-    for planner, plan, criterion, generator in zip(
-        planners, plans, criteria, generators, strict=True
-    ):
-        if criterion.weight is not None:
-            criterion.weight.copy_(plan.weights)
-        generator.manual_seed(stream_seed(planner.seed, "loss", epoch))
-
-
 def training_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None = None
 ) -> dict[str, Tensor]:
@@ -351,52 +372,3 @@ def training_state(
         found |= {f"average/{name}": value for name, value in average.sums.items()}
         found["average/steps"] = average.steps
     return found
-
-
-def take_step(training: Any, number: int) -> None:
-    """Take step `number` of the epoch that was loaded; on a GPU it is only queued."""
-    size = training.batch_sizes[number]
-    with training.active():
-        if number % training.block == 0:
-            training.prepare(number)
-        if training.graphs:
-            training.graphs[size].replay()
-        else:
-            training.step(size)
-
-
-def run_epoch(
-    trainings: Sequence[Any],
-    epochs: Sequence[int],
-    *,
-    after_step: Callable[[float], None] | None = None,
-) -> list[list[float]]:
-    """Take every training through an epoch of its own; on a GPU their steps take turns.
-
-    Args:
-        trainings: as from `cuda_graphs.place`.
-        epochs: which epoch each is at, counted from 0.
-        after_step: called with the share of the epoch that is done; not for captured steps,
-            which are only queued.
-
-    Returns:
-        For each training the mean loss of each run.
-    """
-    for training, epoch in zip(trainings, epochs, strict=True):
-        with training.active():
-            training.load(epoch)
-    steps = max(len(training.batch_sizes) for training in trainings)
-    for number in range(steps):
-        for training in trainings:
-            if number < len(training.batch_sizes):
-                take_step(training, number)
-        if after_step is not None and not trainings[0].graphs:
-            after_step((number + 1) / steps)
-    for training, epoch in zip(trainings, epochs, strict=True):
-        if training.graphs:  # while the GPU works through what is queued
-            training.look_ahead(epoch + 1)
-    losses = []
-    for training in trainings:
-        with training.active():
-            losses.append(training.mean_losses())
-    return losses

@@ -25,7 +25,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
-from longtail.margins import MARGINS, softmax
+from longtail.margins import MARGINS, Margin, softmax
 from longtail.priors import ClassPrior
 from longtail.runs.spec import Part, Settings
 
@@ -166,8 +166,10 @@ class Method:
         object.__setattr__(self, "lacking", tuple(lacking))
         for key in self.settings:
             _check_known(key, known, self.loss)
-        _checks.fraction(self.label_smoothing, name="epsilon")
-        _checks.fraction(self.drw_beta, name="beta of drw", below_one=True)
+        if self.label_smoothing != 0:
+            _checks.fraction(self.label_smoothing, name="epsilon")
+        if self.drw:
+            _checks.fraction(self.drw_beta, name="beta of drw", below_one=True)
         if self.drw_start is not None:
             _checks.whole(self.drw_start, name="start of drw", at_least=0)
         if self.sampling != "instance" and (self.drw or self.loss not in SAMPLED_LOSSES):
@@ -202,7 +204,13 @@ class Method:
                 for name, colon, rest in (part.partition(":") for part in text.split("+"))
             ]
             names = [name for name, _ in parts]
-            _check_names(*names)
+            losses, sampled = (*MARGINS, THRESHOLD), [name for name in names if name in SAMPLINGS]
+            if names[0] not in losses or any(name not in EXTRAS for name in names[1:]):
+                raise _misplaced(names, losses)
+            if len(sampled) > 1:
+                raise InputError(
+                    f"batches are drawn in one way, but {' and '.join(sampled)} are two."
+                )
             own = {key: value for key, value in given.items() if key not in _EXTRA_KEYS}
             extra = {key: value for key, value in given.items() if key in _EXTRA_KEYS}
             for name, pairs in parts:
@@ -217,7 +225,7 @@ class Method:
                 settings=own,
                 drw="drw" in names,
                 label_smoothing=smooth if "label-smoothing" in names else 0.0,
-                sampling=next((SAMPLINGS[n] for n in names if n in SAMPLINGS), "instance"),
+                sampling=SAMPLINGS[sampled[0]] if sampled else "instance",
                 **extra,
             )
         except InputError as error:
@@ -241,6 +249,13 @@ class Method:
             if mine[key] != default:
                 settings[key] = mine[key]
         return Part("+".join([self.loss, *extras]), Settings(settings))
+
+    def margin(self, prior: ClassPrior) -> Margin | None:
+        """Return the margin of the loss, or None for a loss that is more than an additive one."""
+        if self.loss == THRESHOLD or self.label_smoothing > 0:
+            return None
+        margin = MARGINS[self.loss](prior, **self.settings)
+        return margin if margin.dense is None else None
 
     def criterion(self, prior: ClassPrior) -> PairwiseMarginLoss:
         """Return the loss as a module of (logits, target), for the prior of the training examples.
@@ -338,31 +353,27 @@ def _typed(name: str, pairs: Sequence[str], keys: Mapping[str, str]) -> dict[str
     return found
 
 
-def _check_names(loss: str, *extras: str) -> None:
-    """Refuse parts that don't exist or don't go together, by their names alone."""
-    losses = [*MARGINS, THRESHOLD]
+def _misplaced(names: Sequence[str], losses: Sequence[str]) -> InputError:
+    """Return the error for the first of a method's names that doesn't exist or stand there."""
+    loss, *extras = names
     if loss.startswith("posthoc-"):
-        raise InputError(
+        return InputError(
             "a post-hoc method is not trained; train softmax, and the comparison of its "
             "evaluated runs computes the post-hoc methods from their logits."
         )
     if loss in EXTRAS:
-        raise InputError(
+        return InputError(
             f"{loss!r} comes on top of a loss, which stands first, such as softmax+{loss}."
         )
     if loss not in losses:
-        raise unknown("loss", loss, losses)
-    for extra in extras:
-        if extra in losses:
-            raise InputError(
-                f"a method has one loss, but {loss!r} and {extra!r} are two; after the loss may "
-                f"come {', '.join(EXTRAS)}."
-            )
-        if extra not in EXTRAS:
-            raise unknown("part", extra, list(EXTRAS))
-    sampled = [extra for extra in extras if extra in SAMPLINGS]
-    if len(sampled) > 1:
-        raise InputError(f"batches are drawn in one way, but {' and '.join(sampled)} are two.")
+        return unknown("loss", loss, losses)
+    extra = next(extra for extra in extras if extra not in EXTRAS)
+    if extra in losses:
+        return InputError(
+            f"a method has one loss, but {loss!r} and {extra!r} are two; after the loss may come "
+            f"{', '.join(EXTRAS)}."
+        )
+    return unknown("part", extra, list(EXTRAS))
 
 
 def _check_known(key: str, known: Mapping[str, Any], name: str) -> None:

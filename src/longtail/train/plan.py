@@ -10,8 +10,9 @@ numbers of its own, so adding or leaving out one changes nothing about the other
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,12 +51,7 @@ class EpochPlan(NamedTuple):
     partners: ImageDraws | None  # what is mixed into each of them, None without mixing
     mixing: MixPlan | None  # how; an image whose `share` is 1 stays as it is
     rates: Tensor  # learning rate of each step, float32, shape (steps,)
-    weights: Tensor  # class weights of the loss, ones where a method has none
-
-
-def pick(draws: Any, index: slice | Tensor) -> Any:
-    """Return the draws of some images, of an `ImageDraws` or a `MixPlan`."""
-    return draws and type(draws)(*(None if part is None else part[index] for part in draws))
+    weights: Tensor | None  # class weights of the loss, where the method has some
 
 
 class Planner:
@@ -110,30 +106,13 @@ class Planner:
         def numbers(purpose: str) -> torch.Generator:
             return torch.Generator().manual_seed(stream_seed(self.image_seed, purpose, epoch))
 
-        def images(rows: Tensor, of: str) -> ImageDraws:
-            """Draw what happens to each image by itself."""
-            found: list[Tensor | None] = [None] * 6
-            if recipe.crop_padding or recipe.flip:
-                found[:3] = plan_crop_flip(
-                    len(rows),
-                    padding=recipe.crop_padding,
-                    flip=recipe.flip,
-                    generator=numbers(of + "crop"),
-                )
-            if recipe.trivial_augment:
-                generator = numbers(of + "trivial-augment")
-                found[3:5] = plan_trivial_augment(len(rows), generator=generator)
-            if recipe.cutout:
-                found[5] = plan_cutout(len(rows), generator=numbers(of + "cutout"))
-            return ImageDraws(rows, *found)
-
         order = torch.from_numpy(self.sampler.indices(epoch)[: sum(self.batch_sizes)])
-        partners, mixing, count = None, None, len(order)
+        count, rows, mixing = len(order), {"": self.kept[order]}, None
         if recipe.cutmix + recipe.mixup > 0:
             others = draw_partners(
                 self.labels, count, rule=recipe.mix_partner, generator=numbers("partners")
             )
-            partners = images(self.kept[others], "partners' ")
+            rows["partners' "] = self.kept[others]
             mixing = plan_mixing(
                 count,
                 cutmix=recipe.cutmix,
@@ -141,13 +120,35 @@ class Planner:
                 mixup_alpha=recipe.mixup_alpha,
                 generator=numbers("mixing"),
             )
+        drawn = []
+        for whose, examples in rows.items():
+            draws = ImageDraws(examples)
+            if recipe.crop_padding or recipe.flip:
+                dy, dx, flip = plan_crop_flip(
+                    count,
+                    padding=recipe.crop_padding,
+                    flip=recipe.flip,
+                    generator=numbers(whose + "crop"),
+                )
+                draws = draws._replace(dy=dy, dx=dx, flip=flip)
+            if recipe.trivial_augment:
+                generator = numbers(whose + "trivial-augment")
+                operation, strength = plan_trivial_augment(count, generator=generator)
+                draws = draws._replace(operation=operation, strength=strength)
+            if recipe.cutout:
+                hole = plan_cutout(count, generator=numbers(whose + "cutout"))
+                draws = draws._replace(hole=hole)
+            drawn.append(draws)
         rates = [learning_rate(recipe, epoch * steps + number, steps) for number in range(steps)]
-        weights: Any = self.method.class_weights(self.prior, epoch, recipe.epochs)
-        weights = torch.ones(self.prior.num_classes) if weights is None else weights
+        weights = None
+        if self.method.drw:
+            late = self.method.class_weights(self.prior, epoch, recipe.epochs)
+            even = np.ones(self.prior.num_classes)
+            weights = torch.tensor(even if late is None else late, dtype=torch.float32)
         return EpochPlan(
-            images(self.kept[order], ""),
-            partners,
-            mixing,
-            torch.tensor(rates, dtype=torch.float32),
-            torch.as_tensor(weights, dtype=torch.float32),
+            images=drawn[0],
+            partners=drawn[1] if drawn[1:] else None,
+            mixing=mixing,
+            rates=torch.tensor(rates, dtype=torch.float32),
+            weights=weights,
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from longtail.data.images import ImageSet
 from longtail.train.augment import fill_outside, gather_crops, normalize
 from longtail.train.mixing import MixPlan, cutout, mix
-from longtail.train.plan import ImageDraws, pick
+from longtail.train.plan import ImageDraws
 from longtail.train.recipe import Recipe
 from longtail.train.trivial import trivial_augment
 
@@ -60,31 +60,34 @@ class ImageMaker:
             torch.tensor(values, device=self.device) for values in (mean, std, border, grey)
         )
 
-    def make(
-        self, images: ImageDraws, partners: ImageDraws | None, mixing: MixPlan | None
+    def mixed(
+        self, draws: ImageDraws, partners: ImageDraws, mixing: MixPlan, part: slice
     ) -> tuple[Tensor, ...]:
-        """Make the images of a plan, or of a part of it.
+        """Make some images, with their partners mixed in.
 
         Returns:
-            Normalised pixels, float32, shape (images, channels, height, width), and labels; with
-            mixing also the partners' labels, or an image's own where it has none, and the shares
-            of the first label.
+            What `make` returns, then the partners' labels, or an image's own where it has none, and
+            the shares of the first label.
         """
-        pixels, labels = self._each(images)
-        if partners is None or mixing is None:
-            return pixels, labels
-        where = (mixing.share < 1).nonzero().squeeze(1)
+        pixels, labels = self.make(draws, part)
+        where = (mixing.share[part] < 1).nonzero().squeeze(1)
         index = where.to(self.device, non_blocking=True)
-        others, theirs = self._each(pick(partners, where))
-        mixed, share = mix(pixels.index_select(0, index), others, pick(mixing, where))
+        others, theirs = self.make(partners, part.start + where)
+        how = MixPlan._make(values[part.start + where] for values in mixing)
+        mixed, share = mix(pixels.index_select(0, index), others, how)
         pixels.index_copy_(0, index, mixed)
         shares = torch.ones(len(pixels), device=self.device).index_copy_(0, index, share)
         return pixels, labels, labels.clone().index_copy_(0, index, theirs), shares
 
-    def _each(self, draws: ImageDraws) -> tuple[Tensor, Tensor]:
-        """Images by themselves, before mixing, and their labels."""
+    def make(self, draws: ImageDraws, part: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Make some images by themselves, at these places of an epoch.
+
+        Returns:
+            Normalised pixels, float32, shape (images, channels, height, width), and labels.
+        """
+        draws = ImageDraws._make(None if values is None else values[part] for values in draws)
         rows, *places = (
-            part.to(self.device, non_blocking=True) for part in draws[:4] if part is not None
+            values.to(self.device, non_blocking=True) for values in draws[:4] if values is not None
         )
         labels, outside = self.data.labels[rows], None
         if places:

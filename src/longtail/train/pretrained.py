@@ -51,18 +51,22 @@ class Weights:
         `model` is the network's name, for the message.
         """
         wanted, given = _shapes(own), _shapes(self.tensors)
-        found = {}
-        for name in dict.fromkeys([*own, *self.tensors]):
-            if wanted.get(name) == given.get(name):
-                found[name] = self.tensors[name]
-            elif not name.startswith("fc.") and not _uncounted(name, given):
+        odd = [n for n in dict.fromkeys([*own, *self.tensors]) if wanted.get(n) != given.get(n)]
+        for name in odd:
+            # Old files lack batch norm's counters.
+            uncounted = name.endswith("num_batches_tracked") and name not in given
+            if not name.startswith("fc.") and not uncounted:
                 file, network = (some.get(name, "absent") for some in (given, wanted))
                 raise InputError(
                     f"{self.source} does not fit {model}; the first tensor that differs is {name}: "
                     f"{file} in the file, {network} in the network."
                 )
-        head = {name for name in [*wanted, *given] if name.startswith("fc.")}
-        return {n: v for n, v in found.items() if n not in head or head <= found.keys()}
+        headless = any(name.startswith("fc.") for name in odd)
+        return {
+            name: self.tensors[name]
+            for name in own
+            if name not in odd and not (headless and name.startswith("fc."))
+        }
 
     def fitting_run(self, spec: RunSpec, images: ImageSet | ListedImages) -> dict[str, Tensor]:
         """Return the tensors that a run's network takes, see `fitting`."""
@@ -82,18 +86,15 @@ class Weights:
 
     def find_model(self) -> str:
         """Return the name of the network that these tensors are of, whatever its last layer."""
-        first = self.tensors.get("conv1.weight")
+        first, given = self.tensors.get("conv1.weight"), _shapes(self.tensors).items()
         channels = 3 if first is None or first.ndim != 4 else first.shape[1]
-        given, states = _shapes(self.tensors), {}
+        states = {}
         for name, design in DESIGNS.items():
             with torch.device("meta"):
                 head = head_factory("linear", num_classes=2)
                 states[name] = ResNet(design, channels=channels, head=head).state_dict()
-        differing = {
-            name: len(given.items() ^ _shapes(own).items()) for name, own in states.items()
-        }
-        nearest = min(differing, key=differing.__getitem__)
-        if not given.items() & _shapes(states[nearest]).items():
+        nearest = min(states, key=lambda name: len(given ^ _shapes(states[name]).items()))
+        if not given & _shapes(states[nearest]).items():
             raise InputError(
                 f"{self.source} has none of the tensors of {', '.join(DESIGNS)}; their names are "
                 f"torchvision's, such as conv1.weight and layer1.0.conv1.weight; it has "
@@ -105,11 +106,6 @@ class Weights:
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in tensors.items()}
-
-
-def _uncounted(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether it is one of batch norm's counters, which old files don't have."""
-    return name.endswith("num_batches_tracked") and name not in given
 
 
 def read_weights(path: Path | str) -> Weights:

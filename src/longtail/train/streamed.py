@@ -32,7 +32,7 @@ from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
 from longtail.losses.pairwise import counted
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World
-from longtail.train.loop import begin_epoch, make_criteria, new_network, training_state
+from longtail.train.loop import new_network, training_state
 from longtail.train.optimizers import make_optimizer, set_rate
 from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
@@ -176,8 +176,10 @@ class StreamedTraining:
         self.planner, self.data, self.world, self.how = planner, data, world, how or Streaming()
         self.device, self.batch_sizes, self.skipped = torch.device(device), planner.batch_sizes, 0
         on_gpu = self.device.type == "cuda"
-        self.criteria, self.generators = make_criteria([planner], self.device)
-        self.criterion = self.criteria[0]
+        self.criterion = planner.method.criterion(planner.prior).to(self.device)
+        self.generator = torch.Generator(self.device)
+        if isinstance(self.criterion, EqualizedThresholdLoss):
+            self.criterion.generator = self.generator
         self.criterion.reduction = "sum"
         self.sampled: SampledSoftmaxLoss | None = None
         if recipe.sampled_classes:
@@ -188,7 +190,7 @@ class StreamedTraining:
                 num_sampled=recipe.sampled_classes,
                 margin=margins.by_name(method.loss, prior, **method.settings),
                 reduction="sum",
-                generator=self.generators[0],
+                generator=self.generator,
             ).to(self.device)
             self.sampled.class_weight = self.criterion.weight  # the tensor that an epoch's go into
         self.sharded = recipe.classifier == "sharded"
@@ -225,7 +227,9 @@ class StreamedTraining:
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
         self.epoch, self.plans = epoch, [self.planner.plan(epoch)]
-        begin_epoch([self.planner], self.plans, self.criteria, self.generators, epoch)
+        if self.criterion.weight is not None and self.plans[0].weights is not None:
+            self.criterion.weight.copy_(self.plans[0].weights)
+        self.generator.manual_seed(stream_seed(self.planner.seed, "loss", epoch))
         self.losses.zero_()
         self.model.train(not self.recipe.freeze_backbone)
         self._left_out = self.stream.skipped.total()
