@@ -103,7 +103,7 @@ def bake():
 
 def train():
     folder, turn = Path(tempfile.mkdtemp()), iter(range(9))
-    words = ("train", "--dataset", "digits-lt", "--method", "logit-adjusted", "--set", "epochs=2")
+    words = ("train", "--dataset", "digits-lt", "--method", "logit-adjusted")
     return lambda: command(*words, "--out", folder / str(next(turn)))()
 
 
