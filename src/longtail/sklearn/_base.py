@@ -111,35 +111,6 @@ def weight_name(estimator: Any) -> str:
 # ------------------------------------------------------------------ settings
 
 
-def by_class(values: Any, classes: NDArray[Any], *, name: str) -> NDArray[Any]:
-    """Return one number per class, from an array in the order of `classes`, or by label."""
-    found = _checks.by_label(values, name=name)
-    if found is not None:
-        _same_labels(found, classes, name=name, pandas=hasattr(values, "to_numpy"))
-        values = [found[label] for label in classes.tolist()]
-    array = _checks.vector(values, name=name)
-    if len(array) != len(classes):
-        raise InputError(
-            f"`{name}` must have one value per class; it has {len(array)} values but there are "
-            f"{len(classes)} classes: {listing(classes)}."
-        )
-    return array
-
-
-def _same_labels(given: Any, classes: NDArray[Any], *, name: str, pandas: bool) -> None:
-    """Refuse labels other than `classes`."""
-    labels = classes.tolist()
-    lacking = [repr(label) for label in labels if label not in given]
-    unknown = [repr(label) for label in given if label not in labels]
-    if lacking or unknown:
-        instead = f" Pass {name}.to_numpy() if it is in the order of the sorted classes."
-        raise InputError(
-            f"`{name}` is read by its labels, which must be those of the classes; lacking: "
-            f"{_checks.listing(lacking) or 'none'}; unknown: {_checks.listing(unknown) or 'none'}."
-            f"{instead * pandas}"
-        )
-
-
 def listing(labels: NDArray[Any]) -> str:
     """Return labels for a message."""
     return _checks.listing(map(repr, labels.tolist()))
@@ -147,10 +118,12 @@ def listing(labels: NDArray[Any]) -> str:
 
 def given_prior(value: Any, classes: NDArray[Any], *, name: str) -> ClassPrior:
     """Return a ClassPrior that was passed, or made of probabilities or counts that were."""
-    if isinstance(value, ClassPrior):
-        by_class(value.probs, classes, name=name)
+    is_prior = isinstance(value, ClassPrior)
+    array = _checks.per_class(
+        value.probs if is_prior else value, name=name, classes=classes.tolist()
+    )
+    if is_prior:
         return value
-    array = by_class(value, classes, name=name)
     if np.all(array == np.floor(array)) and array.min() > 0:  # counts of examples
         return ClassPrior.from_counts(array)
     return ClassPrior.from_probs(_checks.distribution(array, name=name))
@@ -168,13 +141,12 @@ def check_costs(value: Any, classes: NDArray[Any]) -> FloatArray | None:
     """Return costs per true class, shape (L,), or per true and predicted class, shape (L, L)."""
     if value is None:
         return None
-    if isinstance(value, Mapping) or np.ndim(value) != 2:
-        vector = by_class(value, classes, name="costs")
+    if np.ndim(value) != 2:
+        vector = _checks.per_class(value, name="costs", classes=classes.tolist())
         return _checks.positive_per_class(vector, len(classes), name="costs")
-    if hasattr(value, "index") and hasattr(value, "columns"):
-        for where in ("index", "columns"):
-            labels = _checks.each_once(getattr(value, where), where, name="costs")
-            _same_labels(labels, classes, name="costs", pandas=True)
+    if hasattr(value, "loc"):  # a DataFrame
+        for labels in (value.index, value.columns):
+            _checks.same_labels(labels.tolist(), classes.tolist(), name="costs")
         value = value.loc[classes, classes]
     matrix = _checks.matrix(value, name="costs").astype(np.float64)
     if matrix.shape != (len(classes), len(classes)):
