@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -232,7 +232,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         response_method: as in LogitAdjustedClassifier.
         n_jobs: splits fitted at a time, as in joblib.
         random_state: of the shuffled split, if `cv` is a fraction.
-        store_cv_results: whether to keep `cv_results_`.
 
     Attributes:
         estimator_, classes_, prior_, adjustment_: as in LogitAdjustedClassifier, at `best_tau_`.
@@ -241,8 +240,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             says where it is likely too narrow.
         best_score_: its held-out score; optimistic, as any chosen maximum is.
         tau_curve_: a TauScores, the held-out score as a function of tau.
-        cv_results_: if kept, "taus" and "scores" of the curve and, for a scorer,
-            "split_scores", shape (splits, taus).
         n_features_in_, feature_names_in_: as the estimator has them.
 
     Examples:
@@ -273,7 +270,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         response_method: str = "auto",
         n_jobs: int | None = None,
         random_state: Any = None,
-        store_cv_results: bool = False,
     ) -> None:
         self.estimator = estimator
         self.scoring = scoring
@@ -288,7 +284,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         self.response_method = response_method
         self.n_jobs = n_jobs
         self.random_state = random_state
-        self.store_cv_results = store_cv_results
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, **params: Any
@@ -335,14 +330,9 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         for fold in folds:
             fold.target = target_prior(self.target, prior, classes)
             fold._set_rule(fold._labels_prior if str(self.prior) == "train" else prior, 1.0)
-        self.tau_curve_, split_scores = self._choose(folds, scorer, grid)
-        curve = self.tau_curve_
+        self.tau_curve_ = curve = self._choose(folds, scorer, grid)
         self.best_tau_, self.best_score_ = curve.tau, curve.score
         self.best_tau_interval_ = curve.interval
-        if self.store_cv_results:
-            self.cv_results_: dict[str, Any] = {"taus": curve.taus, "scores": curve.scores}
-            if split_scores is not None:
-                self.cv_results_["split_scores"] = split_scores
         if self.refit or self._is_prefit():
             self._learn(rows, rows.with_weight(), classes, prior)
         else:
@@ -394,10 +384,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             )
         return splits
 
-    def _choose(
-        self, folds: Sequence[_Fold], scorer: Any, grid: FloatArray | None
-    ) -> tuple[TauScores, FloatArray | None]:
-        """Return the score over tau with the choice, and each split's own if a scorer gave them."""
+    def _choose(self, folds: Sequence[_Fold], scorer: Any, grid: FloatArray | None) -> TauScores:
+        """Return the score over tau with the choice."""
         aim, costs = folds[0].target, folds[0]._costs  # as of all folds
         held = sum(np.bincount(f.codes, f.held.weight, len(aim.probs)) for f in folds)
         if scorer is None and np.any(held == 0):
@@ -419,8 +407,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 for fold in folds
             )
             if grid is None:
-                return TauScores.of_intervals(parts, self.select), None
-            return TauScores.of_grid(grid, 1.0 - TauCurve(parts, bounds=BOUNDS)(grid)), None
+                return TauScores.of_intervals(parts, self.select)
+            return TauScores.of_grid(grid, 1.0 - TauCurve(parts, bounds=BOUNDS)(grid))
 
         def ask(fold: _Fold) -> Any:
             return scorer(fold, fold.held.X, fold.held.y, **fold.held.score_params)
@@ -438,8 +426,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 "split: use fewer splits, or another scoring."
             )
         if scorer is None:
-            return TauScores.of_grid(taus, table.sum(axis=0)), None
-        return TauScores.of_grid(taus, table.mean(axis=0)), table
+            return TauScores.of_grid(taus, table.sum(axis=0))
+        return replace(TauScores.of_grid(taus, table.mean(axis=0)), split_scores=table)
 
     def _warn_of_few(self, folds: Sequence[_Fold]) -> None:
         known = [np.intersect1d(fold.held.y, fold.estimator_.classes_) for fold in folds]
@@ -486,6 +474,7 @@ class TauScores:
         interval: 95% bootstrap interval of tau, or None for a grid.
         exact: the `TauCurve` behind an exact score (the error at every tau, per class, with its
             standard error), or None for a grid.
+        split_scores: of a scorer the score of each split, shape (splits, points), else None.
     """
 
     taus: FloatArray
@@ -494,6 +483,7 @@ class TauScores:
     score: float
     interval: tuple[float, float] | None = None
     exact: TauCurve | None = None
+    split_scores: FloatArray | None = None
 
     @classmethod
     def of_grid(cls, taus: FloatArray, scores: FloatArray) -> TauScores:

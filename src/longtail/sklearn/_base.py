@@ -168,17 +168,22 @@ def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
     return np.searchsorted(classes, labels)
 
 
+def probabilities(logits: FloatArray, method: str, *, of: str) -> FloatArray:
+    """Return softmax(f), and refuse margins, which `of` has no use for."""
+    if method == "decision_function":
+        raise InputError(
+            f"{of} needs probabilities, but the scores come from decision_function; wrap the "
+            f"estimator in CalibratedClassifierCV."
+        )
+    return np.asarray(softmax(logits, axis=1))
+
+
 def effective_prior(
     logits: FloatArray, weight: FloatArray | None, classes: NDArray[Any], method: str
 ) -> ClassPrior:
     """Return the prior that a model has learnt: its mean prediction, (1/n) Σ_i p_y(x_i)."""
-    if method == "decision_function":
-        raise InputError(
-            "prior='effective' is a mean of probabilities, but the scores come from "
-            "decision_function; use prior='train', or wrap the estimator in "
-            "CalibratedClassifierCV."
-        )
-    mean = np.average(softmax(logits, axis=1), axis=0, weights=weight)
+    probs = probabilities(logits, method, of="prior='effective'")
+    mean = np.average(probs, axis=0, weights=weight)
     never = mean <= 2 * posthoc.SMALLEST_PROB
     if np.any(never):
         raise InputError(
@@ -234,15 +239,12 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         scores = self._decisions(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def retarget(
-        self, *, tau: Any = "same", target: Any = "same", costs: Any = "same"
-    ) -> LogitAdjustedClassifier:
+    def retarget(self, **rule: Any) -> LogitAdjustedClassifier:
         """Return the fitted classifier, frozen, under another rule, without fitting anything.
 
         Args:
-            tau: as in LogitAdjustedClassifier, or "same" for the one in use.
-            target: likewise.
-            costs: likewise; None for no costs.
+            **rule: any of `tau`, `target` and `costs`, as in LogitAdjustedClassifier; the others
+                stay.
 
         Examples:
             >>> from sklearn.datasets import load_iris
@@ -258,14 +260,13 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         check_is_fitted(self)
         inner = self.estimator_
         frozen = inner if isinstance(inner, FrozenEstimator) else FrozenEstimator(inner)
+        rule = {"tau": self._tau, "target": self.target, "costs": self.costs} | rule
         made = LogitAdjustedClassifier(
             frozen,
-            tau=self._tau if isinstance(tau, str) else _checks.tau(tau),
             prior=self.prior_,
-            target=self.target if str(target) == "same" else target,
-            costs=self.costs if isinstance(costs, str) else costs,
             reweight=self.reweight,
             response_method=self.response_method,
+            **rule,
         )
         made.estimator_, made.classes_ = frozen, self.classes_
         made._method, made._offset = self._method, self._offset
@@ -300,12 +301,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         from longtail.shift import estimate_prior
 
         check_is_fitted(self)
-        if self._method == "decision_function":
-            raise InputError(
-                "`adapt` needs probabilities, but the scores come from decision_function; wrap "
-                "the estimator in CalibratedClassifierCV."
-            )
-        probs = softmax(self._logits(X), axis=1)
+        probs = probabilities(self._logits(X), self._method, of="`adapt`")
         found = estimate_prior(probs, self.prior_, significance=significance)
         return self.retarget(tau=1.0, target=found.prior)
 
@@ -384,8 +380,8 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             prior = (ClassPrior.from_counts if whole else ClassPrior.from_weights)(totals)
         aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
         check_costs(self.costs, classes)
-        acts = self.costs is not None or np.ptp(aim.probs) > 0 or getattr(self, "tau", 1.0) == 0
-        if prefit and str(self.prior) == "train" and prior and not np.ptp(prior.probs) and not acts:
+        flat = prior is not None and np.ptp(prior.probs) == 0 == np.ptp(aim.probs)
+        if prefit and flat and str(self.prior) == "train" and self.costs is None:
             raise InputError(
                 "the prior is uniform, so no tau changes any prediction; if the rows given to "
                 "`fit` were balanced and the estimator's training data were not, pass "
