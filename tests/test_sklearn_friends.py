@@ -270,11 +270,10 @@ def test_a_frozen_estimator_and_balanced_labels_are_refused():
         {"prior": ClassPrior.from_counts([120, 40, 12])},
         {"prior": "effective"},
         {"prior": ClassPrior.uniform(3)},  # said, not counted
-        {"tau": 0.0},
         {"target": [0.2, 0.3, 0.5]},
         {"costs": [1.0, 2.0, 3.0]},
     ],
-    ids=["its prior", "effective", "uniform", "tau 0", "target", "costs"],
+    ids=["its prior", "effective", "uniform", "target", "costs"],
 )
 def test_balanced_labels_serve_where_something_is_meant(settings):
     fitted = LogisticRegression().fit(*long_tailed())

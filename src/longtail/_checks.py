@@ -446,7 +446,7 @@ def same_labels(labels: Collection[Any], classes: Collection[Any], *, name: str)
     raise InputError(
         f"`{name}` is read by its labels, which must be "
         f"{numbers if isinstance(classes, range) else 'the classes'}, each once; lacking: "
-        f"{lacking}; unknown: {unknown}. Or pass a list in the order of the logits' columns."
+        f"{lacking}; unknown: {unknown}. Or pass a list in the order of the classes."
     )
 
 

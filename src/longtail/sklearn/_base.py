@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -118,12 +117,10 @@ def listing(labels: NDArray[Any]) -> str:
 
 def given_prior(value: Any, classes: NDArray[Any], *, name: str) -> ClassPrior:
     """Return a ClassPrior that was passed, or made of probabilities or counts that were."""
-    is_prior = isinstance(value, ClassPrior)
-    array = _checks.per_class(
-        value.probs if is_prior else value, name=name, classes=classes.tolist()
-    )
-    if is_prior:
+    if isinstance(value, ClassPrior):
+        _checks.per_class(value.probs, name=name, classes=classes)
         return value
+    array = _checks.per_class(value, name=name, classes=classes.tolist())
     if np.all(array == np.floor(array)) and array.min() > 0:  # counts of examples
         return ClassPrior.from_counts(array)
     return ClassPrior.from_probs(_checks.distribution(array, name=name))
