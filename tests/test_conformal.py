@@ -160,7 +160,7 @@ def test_the_evaluation_by_hand():
 
 
 def test_scores_are_not_sets():
-    with pytest.raises(InputError, match="of scores"):
+    with pytest.raises(InputError, match="must be boolean"):
         evaluate_sets(np.full((2, 2), 0.5), [0, 1])
 
 

@@ -27,7 +27,7 @@ SLACK = 0.005
 # 2 MB in float64: large enough to be vectorised, small enough to stay in the cache.
 _CHUNK_ELEMENTS = 1 << 18
 
-# Not numpy.unique, which numbers each array by the names that happen to be in it.
+# numpy.unique would number each array by the names that it happens to hold.
 BY_ONE_LIST = (
     "all arrays by one list `classes` in the order of the logits' columns (scikit-learn: "
     "model.classes_): number = {name: k for k, name in enumerate(classes)}, then "

@@ -90,9 +90,9 @@ class PredictionSets:
         Args:
             logits: f, shape (examples, num_classes), of examples that the model was not trained
                 on, with any class frequencies; NumPy, torch or JAX. Logarithms of probabilities
-                will do as well.
-            target: true labels, shape (examples,). A class without examples has no say, and the
-                threshold of a class with one.
+                work, too.
+            target: true labels, shape (examples,). A class without examples does not count in the
+                thresholds, and gets that of a class with one example.
             prior: π, of the data that the model was trained on.
 
         Returns:
@@ -115,7 +115,7 @@ class PredictionSets:
     def evaluate(self, logits: Any, target: Any) -> SetEvaluation:
         """Return coverage and size of the sets of labelled examples, see `evaluate_sets`.
 
-        No threshold must have been chosen on these examples.
+        These must not be the examples given to `fit`.
         """
         return evaluate_sets(self.predict(logits), target)
 
@@ -253,7 +253,7 @@ def evaluate_sets(sets: Any, target: Any) -> SetEvaluation:
     """
     members = _checks.as_numpy(sets)
     if members.dtype.kind == "f":
-        raise InputError("`sets` must be boolean; of scores `PredictionSets` makes sets.")
+        raise InputError("`sets` must be boolean; PredictionSets makes sets of scores.")
     members = members.astype(bool)
     labels = _checks.labels(target, num_classes=members.shape[1])
     _checks.same_length(members, labels, name="sets")

@@ -190,7 +190,7 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
 
 
 def _mean_prediction(probs: NDArray[Any], name: str) -> FloatArray:
-    """Return the mean row of probabilities, checked on the way."""
+    """Return the mean of the rows, which must be probabilities."""
     total = np.zeros(probs.shape[1])
     hint = "apply a softmax first"
     for _, chunk in _checks.chunks(probs, kind="probs", name=name, hint=hint):
@@ -327,7 +327,7 @@ def _bbse_replicates(
     for _, chunk in _chunks(probs):
         means += random.poisson(1.0, (_REPLICATES, len(chunk))) @ chunk
     means /= means.sum(axis=1, keepdims=True)
-    # (A class keeps a positive weight, however few examples it has.)
+    # Exponential weights, unlike Poisson counts, leave no class without weight.
     weights = (random.exponential(size=len(target)) for _ in means)
     pairs = zip(weights, means, strict=True)
     return np.array([_simplex_solve(_class_means(source, target, w), mean) for w, mean in pairs])
@@ -359,8 +359,9 @@ def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
     return np.asarray(x / x.sum())
 
 
-# Examples that a held-out class borrows from all for its covariance, as one with few must not look
-# free of noise. Their spread is mostly between classes: more would drown that within a class.
+# Pseudo-examples, spread like all examples together, in the covariance of each held-out class, so
+# that a class with few examples does not look free of noise. Most of that spread is between classes:
+# with more of them it would hide the spread within a class.
 _STAND_INS = 4.0
 
 

@@ -172,7 +172,8 @@ class LogitAdjustedClassifier(AdjustedBase):
                 metadata routing on, what it asks for.
         """
         tau = _checks.tau(self.tau)
-        rows, classes, prior = self._checked(X, y, sample_weight, params)
+        rows = self._read_rows(X, y, sample_weight, params)
+        classes, prior = self._check_settings(rows)
         rows = self._learn(rows, rows.with_weight(), classes, prior)
         if prior is None:
             prior = effective_prior(self._logits(rows.X), rows.weight, classes, self._method)
@@ -221,7 +222,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             estimator on the rows given to `fit`. These must not be rows that it was trained on,
             whose scores are better than on new data.
         refit: whether to fit on all rows in the end; False keeps the classifier of the only
-            split, and is needed for "prefit".
+            split. A fitted estimator is never fitted again.
         tau_grid: taus to choose from. None means all of [0, 4] for the exact scores and 81
             evenly spaced ones, 0, 0.05, ..., 4, for the others.
         prior: as in LogitAdjustedClassifier, with "effective" the mean of the held-out
@@ -301,23 +302,17 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 splitter and the scorer ask for.
         """
         _checks.choice(self.select, SELECT, name="select")
-        named_prefit = isinstance(self.cv, str) and self.cv == "prefit"
-        if named_prefit:
-            check_is_fitted(self.estimator)
-            if self.refit:
-                raise InputError(
-                    "cv='prefit' tunes the estimator as it is, so refit=True has no place; pass "
-                    "refit=False."
-                )
         grid = self.tau_grid
         if grid is not None:
             grid = np.unique(_checks.vector(grid, name="tau_grid").astype(np.float64))
             _checks.all_finite(grid, name="tau_grid")
-        rows, classes, prior = self._checked(X, y, sample_weight, params)
+        rows = self._read_rows(X, y, sample_weight, params)
+        classes, prior = self._check_settings(rows)
         scorer = self._scorer()
         shared = ("prior", "target", "costs", "reweight", "response_method")
         settings = {name: getattr(self, name) for name in shared}
-        settings["estimator"] = FrozenEstimator(self.estimator) if named_prefit else self.estimator
+        prefit = self._is_prefit()
+        settings["estimator"] = FrozenEstimator(self.estimator) if prefit else self.estimator
         folds: list[_Fold] = Parallel(n_jobs=self.n_jobs)(
             delayed(_Fold(**settings).fit_split)(rows, *split, classes, prior)
             for split in self._splits(rows, pooled=scorer is None)
@@ -333,7 +328,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         self.tau_curve_ = curve = self._choose(folds, scorer, grid)
         self.best_tau_, self.best_score_ = curve.tau, curve.score
         self.best_tau_interval_ = curve.interval
-        if self.refit or self._is_prefit():
+        if self.refit or prefit:
             self._learn(rows, rows.with_weight(), classes, prior)
         else:
             (fold,) = folds

@@ -166,7 +166,7 @@ def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
 
 
 def probabilities(logits: FloatArray, method: str, *, of: str) -> FloatArray:
-    """Return softmax(f), and refuse margins, which `of` has no use for."""
+    """Return softmax(f); refuse margins, which are not log-probabilities."""
     if method == "decision_function":
         raise InputError(
             f"{of} needs probabilities, but the scores come from decision_function; wrap the "
@@ -303,7 +303,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         return self.retarget(tau=1.0, target=found.prior)
 
     def _logits(self, X: Any) -> FloatArray:
-        """Logits as if the estimator had been trained without reweighting."""
+        """Return logits as if the estimator had been trained without reweighting."""
         check_is_fitted(self)
         logits = read_logits(self.estimator_, X, self._method, self.classes_)
         return np.asarray(logits + self._offset)
@@ -327,13 +327,9 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
 
     # -------------------------------------------------------------- fitting
 
-    def _checked(
-        self, X: Any, y: Any, sample_weight: Any, params: dict[str, Any]
-    ) -> tuple[Rows, NDArray[Any], ClassPrior | None]:
-        """Return rows, classes and prior (None: the mean prediction), all settings checked."""
+    def _read_rows(self, X: Any, y: Any, sample_weight: Any, params: dict[str, Any]) -> Rows:
+        """Return the rows, with their weights and what else `fit` was given for each of them."""
         prefit = self._is_prefit()
-        _checks.choice(self.response_method, ("auto", *METHODS), name="response_method")
-        _checks.tau(self.reweight, name="reweight")
         check_classification_targets(y)
         X, y = indexable(X, _check_y(y))
         weight = None if sample_weight is None else _checks.sample_weight(sample_weight, len(y))
@@ -351,15 +347,21 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         if fit_weight is not None:
             fit_weight = _checks.sample_weight(fit_weight, len(y))
         pairwise = not prefit and get_tags(self.estimator).input_tags.pairwise
-        rows = Rows(X, y, weight, fit_weight, fit_params, score_params, split_params, pairwise)
-        every = rows.with_weight()
-        found = np.unique(y[every])
+        return Rows(X, y, weight, fit_weight, fit_params, score_params, split_params, pairwise)
+
+    def _check_settings(self, rows: Rows) -> tuple[NDArray[Any], ClassPrior | None]:
+        """Return classes and prior (None: the mean prediction), before anything is fitted."""
+        _checks.choice(self.response_method, ("auto", *METHODS), name="response_method")
+        _checks.tau(self.reweight, name="reweight")
+        prefit, every = self._is_prefit(), rows.with_weight()
+        found = np.unique(rows.y[every])
         if len(found) < 2:
             raise InputError(
                 f"`y` must hold at least two classes, but only one class has examples with "
                 f"positive weight: {found.tolist()} (n_samples = {len(every)})."
             )
         if prefit:
+            check_is_fitted(self.estimator)
             response_of(self.estimator, self.response_method)
         classes = np.asarray(self.estimator.classes_) if prefit else found
         prior = None
@@ -384,7 +386,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
                 "`fit` were balanced and the estimator's training data were not, pass "
                 "prior=ClassPrior.from_counts(...) of the latter."
             )
-        return rows, classes, prior
+        return classes, prior
 
     def _learn(
         self, rows: Rows, index: NDArray[np.intp], classes: NDArray[Any], prior: ClassPrior | None
