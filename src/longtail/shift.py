@@ -360,8 +360,8 @@ def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
 
 
 # Pseudo-examples, spread like all examples together, in the covariance of each held-out class, so
-# that a class with few examples does not look free of noise. Most of that spread is between classes:
-# with more of them it would hide the spread within a class.
+# that a class with few examples does not look free of noise. Most of that spread is between
+# classes: with more of them it would hide the spread within a class.
 _STAND_INS = 4.0
 
 
