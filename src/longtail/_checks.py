@@ -442,10 +442,9 @@ def same_labels(labels: Collection[Any], classes: Collection[Any], *, name: str)
         return
     lacking = listing(repr(k) for k in classes if k not in given) or "none"
     unknown = listing(repr(k) for k in labels if k not in wanted) or "none"
-    numbers = f"the class numbers 0 .. {len(classes) - 1}"
+    rule = f"numbers 0 .. {len(classes) - 1}" if isinstance(classes, range) else "labels"
     raise InputError(
-        f"`{name}` is read by its labels, which must be "
-        f"{numbers if isinstance(classes, range) else 'the classes'}, each once; lacking: "
+        f"`{name}` is read by its labels, which must be the class {rule}, each once; lacking: "
         f"{lacking}; unknown: {unknown}. Or pass a list in the order of the classes."
     )
 
@@ -511,8 +510,8 @@ def distribution(values: Any, *, name: str = "probs") -> FloatArray:
     total = float(array.sum())
     if abs(total - 1.0) > SLACK:
         raise InputError(
-            f"`{name}` must sum to 1, but sum to {total:g}; use ClassPrior.from_counts for counts, "
-            f"ClassPrior.from_labels for labels or ClassPrior.from_weights for totals."
+            f"`{name}` must sum to 1, but sum to {total:g}; use ClassPrior.from_counts for counts "
+            f"or ClassPrior.from_weights for totals."
         )
     empty = np.flatnonzero(array == 0)
     if len(empty):
