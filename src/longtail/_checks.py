@@ -9,7 +9,7 @@ import importlib
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ SLACK = 0.005
 # 2 MB in float64: large enough to be vectorised, small enough to stay in the cache.
 _CHUNK_ELEMENTS = 1 << 18
 
-# Not numpy.unique, which numbers each array by the names that happen to be in it.
+# numpy.unique would number each array by the names that it happens to hold.
 BY_ONE_LIST = (
     "all arrays by one list `classes` in the order of the logits' columns (scikit-learn: "
     "model.classes_): number = {name: k for k, name in enumerate(classes)}, then "
@@ -435,42 +435,38 @@ def probability_rows(
 # --- one number per class ---------------------------------------------------------------------
 
 
-def by_label(values: Any, *, name: str) -> dict[Any, Any] | None:
-    """The numbers by label if they came in a mapping or a Series, else None."""
-    if isinstance(values, Mapping):
-        return dict(values)
-    # A Series, by its looks: arrow's arrays have a method called `index`.
-    if not hasattr(values, "to_numpy") or callable(getattr(values, "index", len)):
-        return None
-    if values.ndim != 1:
-        return None
-    index = each_once(values.index, "index", name=name)
-    return dict(zip(index, values.to_numpy().tolist(), strict=True))
+def same_labels(labels: Collection[Any], classes: Collection[Any], *, name: str) -> None:
+    """Refuse the labels of an index, of columns or of a mapping that are not the classes."""
+    given, wanted = set(labels), set(classes)
+    if len(labels) == len(given) and given == wanted:
+        return
+    lacking = listing(repr(k) for k in classes if k not in given) or "none"
+    unknown = listing(repr(k) for k in labels if k not in wanted) or "none"
+    rule = f"numbers 0 .. {len(classes) - 1}" if isinstance(classes, range) else "labels"
+    raise InputError(
+        f"`{name}` is read by its labels, which must be the class {rule}, each once; lacking: "
+        f"{lacking}; unknown: {unknown}. Or pass a list in the order of the classes."
+    )
 
 
-def each_once(labels: Iterable[Any], where: str, *, name: str) -> list[Any]:
-    """The labels of an `index` or of `columns`, refusing one that stands there twice."""
-    labels = list(labels)
-    if len(set(labels)) < len(labels):
-        twice = next(label for k, label in enumerate(labels) if label in labels[:k])
-        raise InputError(
-            f"`{name}` must have one value per class, but {twice!r} occurs twice in its {where}."
-        )
-    return labels
+def per_class(
+    values: Any,
+    *,
+    name: str,
+    num_classes: int | None = None,
+    classes: Collection[Any] | None = None,
+) -> NDArray[Any]:
+    """One number per class: an array in the order of `classes`, or a mapping or Series by label.
 
-
-def per_class(values: Any, *, name: str, num_classes: int | None = None) -> NDArray[Any]:
-    """One number per class 0 .. K − 1: an array in that order, or a mapping or Series by number."""
-    found = by_label(values, name=name)
-    if found is not None:
-        if not all(k in found for k in range(len(found))):
-            held = listing(repr(k.item() if isinstance(k, np.generic) else k) for k in found)
-            raise InputError(
-                f"`{name}` is a {type(values).__name__}, so its keys must be the class numbers "
-                f"0 .. {len(found) - 1}, in any order, but it holds {held}; pass [{name}.get(k, 0) "
-                f"for k in classes], `classes` being the labels in the order of the columns."
-            )
-        values = [found[k] for k in range(len(found))]
+    Without `classes` the labels are the class numbers 0 .. K − 1.
+    """
+    if classes is not None:
+        num_classes = len(classes)
+    if callable(getattr(values, "items", None)) and np.ndim(values) < 2:
+        classes = range(num_classes or len(values)) if classes is None else classes
+        same_labels(list(values.keys()), classes, name=name)
+        by_label = dict(values.items())
+        values = [by_label[k] for k in classes]
     array = vector(values, name=name)
     if num_classes is not None and len(array) != num_classes:
         raise InputError(
@@ -514,8 +510,8 @@ def distribution(values: Any, *, name: str = "probs") -> FloatArray:
     total = float(array.sum())
     if abs(total - 1.0) > SLACK:
         raise InputError(
-            f"`{name}` must sum to 1, but sum to {total:g}; use ClassPrior.from_counts for counts, "
-            f"ClassPrior.from_labels for labels or ClassPrior.from_weights for totals."
+            f"`{name}` must sum to 1, but sum to {total:g}; use ClassPrior.from_counts for counts "
+            f"or ClassPrior.from_weights for totals."
         )
     empty = np.flatnonzero(array == 0)
     if len(empty):

@@ -28,6 +28,11 @@ from longtail.priors import ClassPrior
 __all__ = ["PredictionSetClassifier", "PredictionSets", "SetEvaluation"]
 
 METHODS = ("macro", "marginal", "classwise", "clustered", "interpolated")
+# Held-out examples that a cluster has at least, and n_y at which "interpolated" takes the mean.
+CLUSTER_EXAMPLES = 100
+SHRINKAGE = 50.0
+# Of the intervals of an evaluation.
+LEVEL = 0.95
 BoolArray = NDArray[np.bool_]
 
 
@@ -43,16 +48,14 @@ class PredictionSets:
         classwise      the usual threshold of each class's own examples; infinite with fewer than
                        (1 − α) / α of them
         clustered      "macro" within clusters: neighbours in training frequency, joined until
-                       they have `cluster_examples` held-out examples
-        interpolated   λ_y q_y(classwise) + (1 − λ_y) q_y(macro),  λ_y = n_y / (n_y + shrinkage),
-                       and the macro one where the classwise one is infinite
+                       they have 100 held-out examples
+        interpolated   λ_y q_y(classwise) + (1 − λ_y) q_y(macro),  λ_y = n_y / (n_y + 50), and
+                       the macro one where the classwise one is infinite
 
     Args:
         coverage: 1 − α, what is asked for.
         method: where the thresholds come from.
         tau: τ of the score; 0 for the plain softmax score, or for logits adjusted already.
-        cluster_examples: held-out examples that a cluster has at least.
-        shrinkage: n_y at which "interpolated" takes the mean of both thresholds.
 
     Attributes:
         thresholds_: q, shape (num_classes,).
@@ -76,20 +79,10 @@ class PredictionSets:
     counts_: IntArray
     prior_: ClassPrior
 
-    def __init__(
-        self,
-        *,
-        coverage: float = 0.9,
-        method: str = "macro",
-        tau: float = 1.0,
-        cluster_examples: int = 100,
-        shrinkage: float = 50.0,
-    ) -> None:
+    def __init__(self, *, coverage: float = 0.9, method: str = "macro", tau: float = 1.0) -> None:
         self.coverage = _checks.fraction(coverage, name="coverage", below_one=True)
         self.method = _checks.choice(method, METHODS, name="method")
         self.tau = _checks.tau(tau)
-        self.cluster_examples = _checks.whole(cluster_examples, name="cluster_examples")
-        self.shrinkage = _checks.positive(shrinkage, name="shrinkage")
 
     def fit(self, logits: Any, target: Any, prior: ClassPrior) -> PredictionSets:
         """Choose the thresholds on held-out examples.
@@ -97,9 +90,9 @@ class PredictionSets:
         Args:
             logits: f, shape (examples, num_classes), of examples that the model was not trained
                 on, with any class frequencies; NumPy, torch or JAX. Logarithms of probabilities
-                will do as well.
-            target: true labels, shape (examples,). A class without examples has no say, and the
-                threshold of a class with one.
+                work, too.
+            target: true labels, shape (examples,). A class without examples does not count in the
+                thresholds, and gets that of a class with one example.
             prior: π, of the data that the model was trained on.
 
         Returns:
@@ -119,12 +112,12 @@ class PredictionSets:
         """Return the sets, shape (examples, num_classes): True for the classes in them."""
         return np.asarray(self._scores(logits, self.prior_) <= self.thresholds_)
 
-    def evaluate(self, logits: Any, target: Any, *, level: float = 0.95) -> SetEvaluation:
+    def evaluate(self, logits: Any, target: Any) -> SetEvaluation:
         """Return coverage and size of the sets of labelled examples, see `evaluate_sets`.
 
-        No threshold must have been chosen on these examples.
+        These must not be the examples given to `fit`.
         """
-        return evaluate_sets(self.predict(logits), target, level=level)
+        return evaluate_sets(self.predict(logits), target)
 
     def cross_evaluate(
         self, logits: Any, target: Any, prior: ClassPrior, *, folds: int = 5, random_state: int = 0
@@ -159,7 +152,7 @@ class PredictionSets:
         if method == "interpolated":
             alone, macro = (self._thresholds(m, own, labels) for m in ("classwise", "macro"))
             some = np.isfinite(alone)
-            share = (counts / (counts + self.shrinkage))[some]
+            share = (counts / (counts + SHRINKAGE))[some]
             macro[some] = share * alone[some] + (1 - share) * macro[some]
             return macro
         if method == "marginal":
@@ -178,10 +171,10 @@ class PredictionSets:
         """Return classes by training frequency, cut where enough held-out examples are."""
         clusters: list[list[int]] = [[]]
         for y in np.argsort(-self.prior_.probs, kind="stable"):
-            if self.counts_[clusters[-1]].sum() >= self.cluster_examples:
+            if self.counts_[clusters[-1]].sum() >= CLUSTER_EXAMPLES:
                 clusters.append([])
             clusters[-1].append(int(y))
-        if len(clusters) > 1 and self.counts_[clusters[-1]].sum() < self.cluster_examples:
+        if len(clusters) > 1 and self.counts_[clusters[-1]].sum() < CLUSTER_EXAMPLES:
             clusters[-2:] = [clusters[-2] + clusters[-1]]
         return [np.array(cluster) for cluster in clusters]
 
@@ -198,15 +191,14 @@ class SetEvaluation:
 
     Attributes:
         per_class: coverage of each class, shape (num_classes,); NaN without examples.
-        low: lower ends of their exact (Clopper-Pearson) intervals.
+        low: lower ends of their exact (Clopper-Pearson) 95% intervals.
         high: upper ends.
         counts: examples of each class, shape (num_classes,).
         macro: mean of the classes' coverages, over the classes that have examples.
-        macro_interval: its interval, from the classes' binomial variances.
+        macro_interval: its 95% interval, from the classes' binomial variances.
         marginal: share of all examples whose set holds their class.
         sizes: number of classes in each set, shape (examples,).
         macro_size: mean over the classes of the mean size of their examples' sets.
-        level: of the intervals.
     """
 
     per_class: FloatArray
@@ -218,7 +210,6 @@ class SetEvaluation:
     marginal: float
     sizes: IntArray
     macro_size: float
-    level: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and lists for JSON."""
@@ -237,7 +228,7 @@ class SetEvaluation:
         low, high = self.macro_interval
         worst = int(np.nanargmin(self.per_class))
         return (
-            f"macro coverage {self.macro:.1%} ({self.level:.0%} interval {low:.1%} to "
+            f"macro coverage {self.macro:.1%} ({LEVEL:.0%} interval {low:.1%} to "
             f"{high:.1%}), marginal {self.marginal:.1%}\n"
             f"  worst class {worst}: {self.per_class[worst]:.1%} of {self.counts[worst]} "
             f"examples ({self.low[worst]:.1%} to {self.high[worst]:.1%})\n"
@@ -247,13 +238,12 @@ class SetEvaluation:
         )
 
 
-def evaluate_sets(sets: Any, target: Any, *, level: float = 0.95) -> SetEvaluation:
+def evaluate_sets(sets: Any, target: Any) -> SetEvaluation:
     """Return coverage and size of any prediction sets, by class.
 
     Args:
         sets: boolean, shape (examples, num_classes).
         target: true labels, shape (examples,).
-        level: of the intervals.
 
     Examples:
         >>> sets = [[True, False], [True, True], [True, False], [False, True]]
@@ -263,17 +253,16 @@ def evaluate_sets(sets: Any, target: Any, *, level: float = 0.95) -> SetEvaluati
     """
     members = _checks.as_numpy(sets)
     if members.dtype.kind == "f":
-        raise InputError("`sets` must be boolean; of scores `PredictionSets` makes sets.")
+        raise InputError("`sets` must be boolean; PredictionSets makes sets of scores.")
     members = members.astype(bool)
     labels = _checks.labels(target, num_classes=members.shape[1])
     _checks.same_length(members, labels, name="sets")
-    level = _checks.fraction(level, name="level", below_one=True)
     counts = np.bincount(labels, minlength=members.shape[1])
     held = members[np.arange(len(labels)), labels]
     hits = np.bincount(labels, weights=held, minlength=members.shape[1])
     sizes = members.sum(axis=1)
     there = counts > 0
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     with np.errstate(invalid="ignore"):
         per_class = hits / counts
         by_size = np.bincount(labels, weights=sizes, minlength=len(counts)) / counts
@@ -294,7 +283,6 @@ def evaluate_sets(sets: Any, target: Any, *, level: float = 0.95) -> SetEvaluati
         marginal=float(held.mean()),
         sizes=sizes,
         macro_size=float(by_size[there].mean()),
-        level=level,
     )
 
 
@@ -362,17 +350,13 @@ class PredictionSetClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator
         check_is_fitted(self)
         return self.sets_.predict(self._logits(X))
 
-    def evaluate_sets(self, X: Any, y: Any, *, level: float = 0.95) -> SetEvaluation:
+    def evaluate_sets(self, X: Any, y: Any) -> SetEvaluation:
         """Return coverage and size of the sets of labelled examples."""
-        return evaluate_sets(self.predict_set(X), self._places(y), level=level)
+        return evaluate_sets(self.predict_set(X), self._places(y))
 
     def predict(self, X: Any) -> Any:
         """Return what the classifier itself predicts."""
         return self.estimator.predict(X)
-
-    def predict_proba(self, X: Any) -> Any:
-        """Return the classifier's own probabilities."""
-        return self.estimator.predict_proba(X)
 
     def _logits(self, X: Any) -> Any:
         if hasattr(self.estimator, "predict_proba"):
@@ -380,9 +364,5 @@ class PredictionSetClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator
         return self.estimator.decision_function(X)
 
     def _places(self, y: Any) -> IntArray:
-        labels = np.asarray(y)  # not by LabelEncoder, which cuts strings to the longest known
-        places = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
-        unknown = labels[self.classes_[places] != labels]
-        if len(unknown):
-            raise InputError(f"`y` has the label {str(unknown[0])!r}, unknown to the estimator.")
-        return places
+        place = {label: k for k, label in enumerate(self.classes_.tolist())}
+        return np.array([place[label] for label in np.asarray(y).tolist()])

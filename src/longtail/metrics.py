@@ -489,8 +489,8 @@ def evaluate(
     )
     width = scores.shape[1]
     if prior is not None:
-        prior.groups(many=many, few=few)  # refuses a prior without counts,
-    _errors(target, target, width, weight, missing)  # and this a class without examples
+        prior.groups(many=many, few=few)  # refuses a prior without counts
+    _errors(target, target, width, weight, missing)  # refuses a class without examples
 
     top, classwise = np.zeros((4, 1, bins)), np.zeros((4, width, bins))
     predicted = np.empty(len(target), dtype=np.int64)
@@ -561,11 +561,11 @@ def _binned(
 ) -> FloatArray:
     """Return counts, weights, confidences and hits of one chunk, shape (4, num_classes, bins).
 
-    Label −1 is none of these classes.
+    Label −1 stands for none of these classes.
     """
     width, bins = probs.shape[1], len(edges) - 1
-    # Of many classes' probabilities all but a few are in the first bin, which gets what the others
-    # leave.
+    # With many classes nearly all probabilities are in the first bin, so its sums are taken as the
+    # totals less the other bins.
     row, column = np.nonzero(probs > edges[1])
     confidence, w = probs[row, column], weight[row]
     place = column * bins + bin_of(confidence, edges)

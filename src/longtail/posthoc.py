@@ -86,13 +86,19 @@ def adjust_logits(
     if target_prior is None or isinstance(target_prior, ClassPrior):
         shift = adjustment(prior, tau=tau, target_prior=target_prior, costs=costs)
         return _apply(logits, operator.add, shift)
+    rows = target_prior if hasattr(target_prior, "shape") else np.asarray(target_prior)
+    if tuple(rows.shape) != tuple(logits.shape):
+        raise InputError(
+            f"`target_prior` must be a ClassPrior, or hold class frequencies for each row of the "
+            f"logits, shape {tuple(logits.shape)}; its shape is {tuple(rows.shape)}."
+        )
 
     def by_row(f: Any, shift: Any, q: Any) -> Any:
         xp = sys.modules["torch"] if hasattr(f, "new_tensor") else array_namespace(f)
         return f + shift + tau * xp.log(q / xp.sum(q, axis=-1, keepdims=True))
 
     shift = adjustment(prior, tau=tau, costs=costs)
-    return _apply(logits, by_row, shift, _row_priors(target_prior, logits.shape))
+    return _apply(logits, by_row, shift, rows)
 
 
 def adjustment(
@@ -224,19 +230,6 @@ def checked_bias(bias: Any, bias_mode: str, *, num_classes: int) -> FloatArray |
     array = _checks.per_class(bias, name="bias", num_classes=num_classes).astype(np.float64)
     _checks.all_finite(array, name="bias")
     return array
-
-
-def _row_priors(given: Any, shape: Any) -> Any:
-    """Return class frequencies of each example; `adjust_logits` scales them to sum to 1."""
-    q = given if hasattr(given, "shape") else np.asarray(given)
-    if len(q.shape) < 2:  # probabilities of all examples alike are a ClassPrior
-        _checks.prior(given, name="target_prior")
-    if tuple(q.shape) != tuple(shape):
-        raise InputError(
-            f"`target_prior` must have one row of class frequencies for each row of the logits, "
-            f"shape {tuple(shape)}; its shape is {tuple(q.shape)}."
-        )
-    return q
 
 
 def _log_ratio(prior: ClassPrior, target_prior: ClassPrior | None) -> FloatArray:

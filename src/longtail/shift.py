@@ -49,17 +49,13 @@ class ShiftEstimate:
         statistic: likelihood-ratio (EM) or Pearson (BBSE) statistic of "no shift".
         df: its degrees of freedom, which need not be whole (BBSE).
         p_value: probability of such a statistic without a shift.
-        method: "em" or "bbse".
-        num_examples: target examples.
-        converged: whether the estimate meets its tolerance.
-        interval: bootstrap interval of each class's frequency, shape (num_classes, 2), where a
-            `confidence` was asked for, else None.
-        confidence: of the intervals, each by itself.
+        interval: bootstrap interval of each class's frequency, each by itself, shape (num_classes,
+            2), where a `confidence` was asked for, else None.
 
     Examples:
         >>> probs = [[0.98, 0.02], [0.2, 0.8]] * 500  # of a model trained on 90 : 10
         >>> estimate_prior(probs, ClassPrior.from_probs([0.9, 0.1]))
-        ShiftEstimate(method='em', shifted=True, p_value=..., strength=..., total_variation=...)
+        ShiftEstimate(shifted=True, p_value=..., strength=0.99...)
     """
 
     prior: ClassPrior
@@ -70,28 +66,12 @@ class ShiftEstimate:
     statistic: float
     df: float
     p_value: float
-    method: str
-    num_examples: int
-    converged: bool
     interval: FloatArray | None = None
-    confidence: float | None = None
-
-    @property
-    def total_variation(self) -> float:
-        """½ Σ |probs − π|: the share of examples whose class mix has changed, in [0, 1]."""
-        return float(0.5 * np.abs(self.probs - self.source.probs).sum())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and lists for JSON."""
-        plain = {**vars(self), "prior": self.prior.probs, "source": self.source.probs}
-        plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in plain.items()}
-        return {**plain, "total_variation": self.total_variation}
 
     def __repr__(self) -> str:
         return (
-            f"ShiftEstimate(method={self.method!r}, shifted={self.shifted}, "
-            f"p_value={self.p_value:.3g}, strength={self.strength:.3g}, "
-            f"total_variation={self.total_variation:.3g})"
+            f"ShiftEstimate(shifted={self.shifted}, p_value={self.p_value:.3g}, "
+            f"strength={self.strength:.3g})"
         )
 
 
@@ -160,9 +140,9 @@ def estimate_prior(
     if method == "em":
         if source_probs is not None or source_target is not None:
             raise InputError("method='em' takes no held-out data; leave them out, or use 'bbse'.")
-        found = _by_em(given, prior)
+        q, statistic, df = _by_em(given, prior)
         if confidence is not None:
-            replicates = _em_replicates(given, prior, found["probs"], random)
+            replicates = _em_replicates(given, prior, q, random)
     else:
         if source_probs is None or source_target is None:
             raise InputError(
@@ -172,30 +152,21 @@ def estimate_prior(
         source, target, _ = _checks.examples(
             source_probs, source_target, name="source_probs", pi=prior
         )
-        found = _by_bbse(given, mean, prior, source, target)
+        q, statistic, df = _by_bbse(given, mean, prior, source, target)
         if confidence is not None:
             replicates = _bbse_replicates(given, source, target, random)
 
-    found["p_value"] = float(chdtrc(found["df"], found["statistic"]))
-    shifted = significance is None or found["p_value"] < significance
-    strength, kept = 0.0, prior
-    if shifted and found["statistic"] > found["df"]:
-        strength = 1.0 - found["df"] / found["statistic"]
-        mixed = prior.probs + strength * (found["probs"] - prior.probs)
+    p_value = float(chdtrc(df, statistic))
+    shifted = significance is None or p_value < significance
+    strength, kept, interval = 0.0, prior, None
+    if shifted and statistic > df:
+        strength = 1.0 - df / statistic
+        mixed = prior.probs + strength * (q - prior.probs)
         kept = ClassPrior.from_probs(mixed / mixed.sum())
     if replicates is not None and confidence is not None:
         ends = (0.5 - 0.5 * confidence, 0.5 + 0.5 * confidence)
-        found["interval"] = np.quantile(replicates, ends, axis=0).T
-    return ShiftEstimate(
-        prior=kept,
-        source=prior,
-        shifted=shifted,
-        strength=strength,
-        method=method,
-        num_examples=len(given),
-        confidence=confidence,
-        **found,
-    )
+        interval = np.quantile(replicates, ends, axis=0).T
+    return ShiftEstimate(kept, q, prior, shifted, strength, statistic, df, p_value, interval)
 
 
 def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
@@ -214,19 +185,12 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
         ClassPrior(num_classes=2, imbalance_ratio=2.33333, probs=[0.7, 0.3])
     """
     given = _checks.columns(probs, name="probs")
-    smoothing = _checks.not_negative(smoothing, name="smoothing")
-    totals = _mean_prediction(given, "probs") * len(given) + smoothing
-    empty = np.flatnonzero(totals == 0)
-    if len(empty):
-        raise InputError(
-            f"class(es) {_checks.listing(empty)} have probability 0 in every row, so log π is "
-            f"infinite; pass smoothing=1.0 to count one more example of every class."
-        )
-    return ClassPrior.from_probs(totals / totals.sum())
+    totals = _mean_prediction(given, "probs") * len(given)
+    return ClassPrior.from_probs(ClassPrior.from_weights(totals, smoothing=smoothing).probs)
 
 
 def _mean_prediction(probs: NDArray[Any], name: str) -> FloatArray:
-    """Return the mean row of probabilities, checked on the way."""
+    """Return the mean of the rows, which must be probabilities."""
     total = np.zeros(probs.shape[1])
     hint = "apply a softmax first"
     for _, chunk in _checks.chunks(probs, kind="probs", name=name, hint=hint):
@@ -243,51 +207,55 @@ def _chunks(array: NDArray[Any]) -> Iterator[tuple[slice, FloatArray]]:
 # --- EM ---------------------------------------------------------------------------------------
 
 
-def _by_em(probs: NDArray[Any], prior: ClassPrior) -> dict[str, Any]:
-    """Maximise the likelihood by EM, extrapolated (Varadhan and Roland 2008) but never downhill."""
+def _by_em(probs: NDArray[Any], prior: ClassPrior) -> tuple[FloatArray, float, float]:
+    """Maximise the likelihood by EM, extrapolated (Varadhan and Roland 2008) but never downhill.
 
-    def look(q: FloatArray) -> tuple[float, FloatArray]:
-        """Return Σ_i log s_i, s_i = Σ_k (q_k / π_k) p_ik, and the factors of a step of EM."""
+    Returns q, the likelihood-ratio statistic of "no shift" and its degrees of freedom.
+    """
+
+    def look(q: FloatArray) -> tuple[FloatArray, float, FloatArray]:
+        """Return q, Σ_i log s_i, s_i = Σ_k (q_k / π_k) p_ik, and the factors of a step of EM."""
         height, pull = 0.0, np.zeros(len(q))
         for _, chunk in _chunks(probs):
             mixed = chunk @ (q / prior.probs)
             height += float(np.log(mixed).sum())
             pull += (1.0 / mixed) @ chunk
-        return height, pull / prior.probs / len(probs)
+        return q, height, pull / prior.probs / len(probs)
 
-    q, longest, passes = prior.probs, 4.0, 1
-    start = height, factors = look(q)
-    # The mean log-likelihood is concave, and this bounds its distance from the maximum.
-    while factors.max() - 1.0 > _TOLERANCE and passes < _MAX_PASSES:
-        first = _scaled(q * factors)
-        first_height, first_factors = look(first)
-        second, passes = _scaled(first * first_factors), passes + 1
-        if first_factors.max() - 1.0 <= _TOLERANCE or passes >= _MAX_PASSES:
-            q, height, factors = first, first_height, first_factors
+    def above(factors: FloatArray) -> float:
+        """Return a bound on the distance from the maximum of the mean log-likelihood."""
+        return float(factors.max()) - 1.0
+
+    best = start = look(prior.probs)
+    longest, passes = 4.0, 1
+    while above(best[2]) > _TOLERANCE and passes < _MAX_PASSES:
+        q, _, factors = best
+        first = look(_scaled(q * factors))
+        if above(first[2]) <= _TOLERANCE:
+            best = first
             break
-        change = first - q
-        bend = (second - first) - change
+        second = _scaled(first[0] * first[2])
+        change = first[0] - q
+        bend = (second - first[0]) - change
         length = float(np.linalg.norm(change) / max(float(np.linalg.norm(bend)), 1e-300))
         length = min(max(length, 1.0), longest)
         # Inside the simplex: no class falls below a hundredth of what EM gives it.
-        q = _scaled(np.maximum(q + 2.0 * length * change + length**2 * bend, 0.01 * second))
-        (height, factors), passes = look(q), passes + 1
-        if height < first_height:
-            q, height, factors = first, first_height, first_factors
-            longest = max(4.0, 0.5 * length)
-        elif length == longest:
-            longest *= 4.0
-    above = factors.max() - 1.0
-    if above > _TOLERANCE:
+        far = look(_scaled(np.maximum(q + 2.0 * length * change + length**2 * bend, 0.01 * second)))
+        if far[1] < first[1]:
+            best, longest = first, max(4.0, 0.5 * length)
+        else:
+            best, longest = far, 4.0 * longest if length == longest else longest
+        passes += 2
+    q, height, factors = best
+    if above(factors) > _TOLERANCE:
         text = "estimate_prior: EM stopped after %d passes, %.3g below the maximum"
-        _logger.warning(text, passes, above)
-    statistic = max(0.0, 2.0 * (height - start[0]))
+        _logger.warning(text, passes, above(factors))
+    statistic = max(0.0, 2.0 * (height - start[1]))
     if prior.sample is not None:
         # The calibration was fitted on as many examples as the prior counts, whose noise moves the
         # estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
         statistic /= 1.0 + len(probs) / float(prior.sample.sum())
-    found = {"probs": q, "statistic": statistic, "df": prior.num_classes - 1}
-    return {**found, "converged": bool(above <= _TOLERANCE)}
+    return q, statistic, prior.num_classes - 1
 
 
 def _scaled(q: FloatArray) -> FloatArray:
@@ -331,8 +299,8 @@ def _by_bbse(
     prior: ClassPrior,
     source: NDArray[Any],
     target: IntArray,
-) -> dict[str, Any]:
-    """Solve A q = m, and compare m with A π."""
+) -> tuple[FloatArray, float, float]:
+    """Solve A q = m, and compare m with A π: q, the statistic of "no shift" and its df."""
     empty = np.flatnonzero(np.bincount(target, minlength=prior.num_classes) == 0)
     if len(empty):
         raise InputError(
@@ -348,9 +316,7 @@ def _by_bbse(
             f"{condition:.1e}): some classes are predicted alike, so BBSE can't tell them apart; "
             f"use method='em'."
         )
-    statistic, df = _no_shift(matrix, mean, source, target, probs, prior)
-    found = {"probs": _simplex_solve(matrix, mean), "statistic": statistic, "df": df}
-    return {**found, "converged": True}
+    return _simplex_solve(matrix, mean), *_no_shift(matrix, mean, source, target, probs, prior)
 
 
 def _bbse_replicates(
@@ -361,7 +327,7 @@ def _bbse_replicates(
     for _, chunk in _chunks(probs):
         means += random.poisson(1.0, (_REPLICATES, len(chunk))) @ chunk
     means /= means.sum(axis=1, keepdims=True)
-    # (A class keeps a positive weight, however few examples it has.)
+    # Exponential weights, unlike Poisson counts, leave no class without weight.
     weights = (random.exponential(size=len(target)) for _ in means)
     pairs = zip(weights, means, strict=True)
     return np.array([_simplex_solve(_class_means(source, target, w), mean) for w, mean in pairs])
@@ -393,8 +359,9 @@ def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
     return np.asarray(x / x.sum())
 
 
-# Examples that a held-out class borrows from all for its covariance, as one with few must not look
-# free of noise. Their spread is mostly between classes: more would drown that within a class.
+# Pseudo-examples, spread like all examples together, in the covariance of each held-out class, so
+# that a class with few examples does not look free of noise. Most of that spread is between
+# classes: with more of them it would hide the spread within a class.
 _STAND_INS = 4.0
 
 

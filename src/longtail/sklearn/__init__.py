@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -172,7 +172,8 @@ class LogitAdjustedClassifier(AdjustedBase):
                 metadata routing on, what it asks for.
         """
         tau = _checks.tau(self.tau)
-        rows, classes, prior = self._checked(X, y, sample_weight, params)
+        rows = self._read_rows(X, y, sample_weight, params)
+        classes, prior = self._check_settings(rows)
         rows = self._learn(rows, rows.with_weight(), classes, prior)
         if prior is None:
             prior = effective_prior(self._logits(rows.X), rows.weight, classes, self._method)
@@ -221,7 +222,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             estimator on the rows given to `fit`. These must not be rows that it was trained on,
             whose scores are better than on new data.
         refit: whether to fit on all rows in the end; False keeps the classifier of the only
-            split, and is needed for "prefit".
+            split. A fitted estimator is never fitted again.
         tau_grid: taus to choose from. None means all of [0, 4] for the exact scores and 81
             evenly spaced ones, 0, 0.05, ..., 4, for the others.
         prior: as in LogitAdjustedClassifier, with "effective" the mean of the held-out
@@ -232,7 +233,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         response_method: as in LogitAdjustedClassifier.
         n_jobs: splits fitted at a time, as in joblib.
         random_state: of the shuffled split, if `cv` is a fraction.
-        store_cv_results: whether to keep `cv_results_`.
 
     Attributes:
         estimator_, classes_, prior_, adjustment_: as in LogitAdjustedClassifier, at `best_tau_`.
@@ -241,8 +241,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             says where it is likely too narrow.
         best_score_: its held-out score; optimistic, as any chosen maximum is.
         tau_curve_: a TauScores, the held-out score as a function of tau.
-        cv_results_: if kept, "taus" and "scores" of the curve and, for a scorer,
-            "split_scores", shape (splits, taus).
         n_features_in_, feature_names_in_: as the estimator has them.
 
     Examples:
@@ -273,7 +271,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         response_method: str = "auto",
         n_jobs: int | None = None,
         random_state: Any = None,
-        store_cv_results: bool = False,
     ) -> None:
         self.estimator = estimator
         self.scoring = scoring
@@ -288,7 +285,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         self.response_method = response_method
         self.n_jobs = n_jobs
         self.random_state = random_state
-        self.store_cv_results = store_cv_results
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, **params: Any
@@ -306,23 +302,17 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 splitter and the scorer ask for.
         """
         _checks.choice(self.select, SELECT, name="select")
-        named_prefit = isinstance(self.cv, str) and self.cv == "prefit"
-        if named_prefit:
-            check_is_fitted(self.estimator)
-            if self.refit:
-                raise InputError(
-                    "cv='prefit' tunes the estimator as it is, so refit=True has no place; pass "
-                    "refit=False."
-                )
         grid = self.tau_grid
         if grid is not None:
             grid = np.unique(_checks.vector(grid, name="tau_grid").astype(np.float64))
             _checks.all_finite(grid, name="tau_grid")
-        rows, classes, prior = self._checked(X, y, sample_weight, params)
+        rows = self._read_rows(X, y, sample_weight, params)
+        classes, prior = self._check_settings(rows)
         scorer = self._scorer()
         shared = ("prior", "target", "costs", "reweight", "response_method")
         settings = {name: getattr(self, name) for name in shared}
-        settings["estimator"] = FrozenEstimator(self.estimator) if named_prefit else self.estimator
+        prefit = self._is_prefit()
+        settings["estimator"] = FrozenEstimator(self.estimator) if prefit else self.estimator
         folds: list[_Fold] = Parallel(n_jobs=self.n_jobs)(
             delayed(_Fold(**settings).fit_split)(rows, *split, classes, prior)
             for split in self._splits(rows, pooled=scorer is None)
@@ -335,15 +325,10 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         for fold in folds:
             fold.target = target_prior(self.target, prior, classes)
             fold._set_rule(fold._labels_prior if str(self.prior) == "train" else prior, 1.0)
-        self.tau_curve_, split_scores = self._choose(folds, scorer, grid)
-        curve = self.tau_curve_
+        self.tau_curve_ = curve = self._choose(folds, scorer, grid)
         self.best_tau_, self.best_score_ = curve.tau, curve.score
         self.best_tau_interval_ = curve.interval
-        if self.store_cv_results:
-            self.cv_results_: dict[str, Any] = {"taus": curve.taus, "scores": curve.scores}
-            if split_scores is not None:
-                self.cv_results_["split_scores"] = split_scores
-        if self.refit or self._is_prefit():
+        if self.refit or prefit:
             self._learn(rows, rows.with_weight(), classes, prior)
         else:
             (fold,) = folds
@@ -394,10 +379,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             )
         return splits
 
-    def _choose(
-        self, folds: Sequence[_Fold], scorer: Any, grid: FloatArray | None
-    ) -> tuple[TauScores, FloatArray | None]:
-        """Return the score over tau with the choice, and each split's own if a scorer gave them."""
+    def _choose(self, folds: Sequence[_Fold], scorer: Any, grid: FloatArray | None) -> TauScores:
+        """Return the score over tau with the choice."""
         aim, costs = folds[0].target, folds[0]._costs  # as of all folds
         held = sum(np.bincount(f.codes, f.held.weight, len(aim.probs)) for f in folds)
         if scorer is None and np.any(held == 0):
@@ -419,8 +402,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 for fold in folds
             )
             if grid is None:
-                return TauScores.of_intervals(parts, self.select), None
-            return TauScores.of_grid(grid, 1.0 - TauCurve(parts, bounds=BOUNDS)(grid)), None
+                return TauScores.of_intervals(parts, self.select)
+            return TauScores.of_grid(grid, 1.0 - TauCurve(parts, bounds=BOUNDS)(grid))
 
         def ask(fold: _Fold) -> Any:
             return scorer(fold, fold.held.X, fold.held.y, **fold.held.score_params)
@@ -438,8 +421,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 "split: use fewer splits, or another scoring."
             )
         if scorer is None:
-            return TauScores.of_grid(taus, table.sum(axis=0)), None
-        return TauScores.of_grid(taus, table.mean(axis=0)), table
+            return TauScores.of_grid(taus, table.sum(axis=0))
+        return replace(TauScores.of_grid(taus, table.mean(axis=0)), split_scores=table)
 
     def _warn_of_few(self, folds: Sequence[_Fold]) -> None:
         known = [np.intersect1d(fold.held.y, fold.estimator_.classes_) for fold in folds]
@@ -486,6 +469,7 @@ class TauScores:
         interval: 95% bootstrap interval of tau, or None for a grid.
         exact: the `TauCurve` behind an exact score (the error at every tau, per class, with its
             standard error), or None for a grid.
+        split_scores: of a scorer the score of each split, shape (splits, points), else None.
     """
 
     taus: FloatArray
@@ -494,6 +478,7 @@ class TauScores:
     score: float
     interval: tuple[float, float] | None = None
     exact: TauCurve | None = None
+    split_scores: FloatArray | None = None
 
     @classmethod
     def of_grid(cls, taus: FloatArray, scores: FloatArray) -> TauScores:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -111,35 +110,6 @@ def weight_name(estimator: Any) -> str:
 # ------------------------------------------------------------------ settings
 
 
-def by_class(values: Any, classes: NDArray[Any], *, name: str) -> NDArray[Any]:
-    """Return one number per class, from an array in the order of `classes`, or by label."""
-    found = _checks.by_label(values, name=name)
-    if found is not None:
-        _same_labels(found, classes, name=name, pandas=hasattr(values, "to_numpy"))
-        values = [found[label] for label in classes.tolist()]
-    array = _checks.vector(values, name=name)
-    if len(array) != len(classes):
-        raise InputError(
-            f"`{name}` must have one value per class; it has {len(array)} values but there are "
-            f"{len(classes)} classes: {listing(classes)}."
-        )
-    return array
-
-
-def _same_labels(given: Any, classes: NDArray[Any], *, name: str, pandas: bool) -> None:
-    """Refuse labels other than `classes`."""
-    labels = classes.tolist()
-    lacking = [repr(label) for label in labels if label not in given]
-    unknown = [repr(label) for label in given if label not in labels]
-    if lacking or unknown:
-        instead = f" Pass {name}.to_numpy() if it is in the order of the sorted classes."
-        raise InputError(
-            f"`{name}` is read by its labels, which must be those of the classes; lacking: "
-            f"{_checks.listing(lacking) or 'none'}; unknown: {_checks.listing(unknown) or 'none'}."
-            f"{instead * pandas}"
-        )
-
-
 def listing(labels: NDArray[Any]) -> str:
     """Return labels for a message."""
     return _checks.listing(map(repr, labels.tolist()))
@@ -148,9 +118,9 @@ def listing(labels: NDArray[Any]) -> str:
 def given_prior(value: Any, classes: NDArray[Any], *, name: str) -> ClassPrior:
     """Return a ClassPrior that was passed, or made of probabilities or counts that were."""
     if isinstance(value, ClassPrior):
-        by_class(value.probs, classes, name=name)
+        _checks.per_class(value.probs, name=name, classes=classes)
         return value
-    array = by_class(value, classes, name=name)
+    array = _checks.per_class(value, name=name, classes=classes.tolist())
     if np.all(array == np.floor(array)) and array.min() > 0:  # counts of examples
         return ClassPrior.from_counts(array)
     return ClassPrior.from_probs(_checks.distribution(array, name=name))
@@ -168,13 +138,12 @@ def check_costs(value: Any, classes: NDArray[Any]) -> FloatArray | None:
     """Return costs per true class, shape (L,), or per true and predicted class, shape (L, L)."""
     if value is None:
         return None
-    if isinstance(value, Mapping) or np.ndim(value) != 2:
-        vector = by_class(value, classes, name="costs")
+    if np.ndim(value) != 2:
+        vector = _checks.per_class(value, name="costs", classes=classes.tolist())
         return _checks.positive_per_class(vector, len(classes), name="costs")
-    if hasattr(value, "index") and hasattr(value, "columns"):
-        for where in ("index", "columns"):
-            labels = _checks.each_once(getattr(value, where), where, name="costs")
-            _same_labels(labels, classes, name="costs", pandas=True)
+    if hasattr(value, "loc"):  # a DataFrame
+        for labels in (value.index, value.columns):
+            _checks.same_labels(labels.tolist(), classes.tolist(), name="costs")
         value = value.loc[classes, classes]
     matrix = _checks.matrix(value, name="costs").astype(np.float64)
     if matrix.shape != (len(classes), len(classes)):
@@ -196,17 +165,22 @@ def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
     return np.searchsorted(classes, labels)
 
 
+def probabilities(logits: FloatArray, method: str, *, of: str) -> FloatArray:
+    """Return softmax(f); refuse margins, which are not log-probabilities."""
+    if method == "decision_function":
+        raise InputError(
+            f"{of} needs probabilities, but the scores come from decision_function; wrap the "
+            f"estimator in CalibratedClassifierCV."
+        )
+    return np.asarray(softmax(logits, axis=1))
+
+
 def effective_prior(
     logits: FloatArray, weight: FloatArray | None, classes: NDArray[Any], method: str
 ) -> ClassPrior:
     """Return the prior that a model has learnt: its mean prediction, (1/n) Σ_i p_y(x_i)."""
-    if method == "decision_function":
-        raise InputError(
-            "prior='effective' is a mean of probabilities, but the scores come from "
-            "decision_function; use prior='train', or wrap the estimator in "
-            "CalibratedClassifierCV."
-        )
-    mean = np.average(softmax(logits, axis=1), axis=0, weights=weight)
+    probs = probabilities(logits, method, of="prior='effective'")
+    mean = np.average(probs, axis=0, weights=weight)
     never = mean <= 2 * posthoc.SMALLEST_PROB
     if np.any(never):
         raise InputError(
@@ -262,15 +236,12 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         scores = self._decisions(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def retarget(
-        self, *, tau: Any = "same", target: Any = "same", costs: Any = "same"
-    ) -> LogitAdjustedClassifier:
+    def retarget(self, **rule: Any) -> LogitAdjustedClassifier:
         """Return the fitted classifier, frozen, under another rule, without fitting anything.
 
         Args:
-            tau: as in LogitAdjustedClassifier, or "same" for the one in use.
-            target: likewise.
-            costs: likewise; None for no costs.
+            **rule: any of `tau`, `target` and `costs`, as in LogitAdjustedClassifier; the others
+                stay.
 
         Examples:
             >>> from sklearn.datasets import load_iris
@@ -286,14 +257,13 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         check_is_fitted(self)
         inner = self.estimator_
         frozen = inner if isinstance(inner, FrozenEstimator) else FrozenEstimator(inner)
+        rule = {"tau": self._tau, "target": self.target, "costs": self.costs} | rule
         made = LogitAdjustedClassifier(
             frozen,
-            tau=self._tau if isinstance(tau, str) else _checks.tau(tau),
             prior=self.prior_,
-            target=self.target if str(target) == "same" else target,
-            costs=self.costs if isinstance(costs, str) else costs,
             reweight=self.reweight,
             response_method=self.response_method,
+            **rule,
         )
         made.estimator_, made.classes_ = frozen, self.classes_
         made._method, made._offset = self._method, self._offset
@@ -328,17 +298,12 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         from longtail.shift import estimate_prior
 
         check_is_fitted(self)
-        if self._method == "decision_function":
-            raise InputError(
-                "`adapt` needs probabilities, but the scores come from decision_function; wrap "
-                "the estimator in CalibratedClassifierCV."
-            )
-        probs = softmax(self._logits(X), axis=1)
+        probs = probabilities(self._logits(X), self._method, of="`adapt`")
         found = estimate_prior(probs, self.prior_, significance=significance)
         return self.retarget(tau=1.0, target=found.prior)
 
     def _logits(self, X: Any) -> FloatArray:
-        """Logits as if the estimator had been trained without reweighting."""
+        """Return logits as if the estimator had been trained without reweighting."""
         check_is_fitted(self)
         logits = read_logits(self.estimator_, X, self._method, self.classes_)
         return np.asarray(logits + self._offset)
@@ -362,13 +327,9 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
 
     # -------------------------------------------------------------- fitting
 
-    def _checked(
-        self, X: Any, y: Any, sample_weight: Any, params: dict[str, Any]
-    ) -> tuple[Rows, NDArray[Any], ClassPrior | None]:
-        """Return rows, classes and prior (None: the mean prediction), all settings checked."""
+    def _read_rows(self, X: Any, y: Any, sample_weight: Any, params: dict[str, Any]) -> Rows:
+        """Return the rows, with their weights and what else `fit` was given for each of them."""
         prefit = self._is_prefit()
-        _checks.choice(self.response_method, ("auto", *METHODS), name="response_method")
-        _checks.tau(self.reweight, name="reweight")
         check_classification_targets(y)
         X, y = indexable(X, _check_y(y))
         weight = None if sample_weight is None else _checks.sample_weight(sample_weight, len(y))
@@ -386,15 +347,21 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         if fit_weight is not None:
             fit_weight = _checks.sample_weight(fit_weight, len(y))
         pairwise = not prefit and get_tags(self.estimator).input_tags.pairwise
-        rows = Rows(X, y, weight, fit_weight, fit_params, score_params, split_params, pairwise)
-        every = rows.with_weight()
-        found = np.unique(y[every])
+        return Rows(X, y, weight, fit_weight, fit_params, score_params, split_params, pairwise)
+
+    def _check_settings(self, rows: Rows) -> tuple[NDArray[Any], ClassPrior | None]:
+        """Return classes and prior (None: the mean prediction), before anything is fitted."""
+        _checks.choice(self.response_method, ("auto", *METHODS), name="response_method")
+        _checks.tau(self.reweight, name="reweight")
+        prefit, every = self._is_prefit(), rows.with_weight()
+        found = np.unique(rows.y[every])
         if len(found) < 2:
             raise InputError(
                 f"`y` must hold at least two classes, but only one class has examples with "
                 f"positive weight: {found.tolist()} (n_samples = {len(every)})."
             )
         if prefit:
+            check_is_fitted(self.estimator)
             response_of(self.estimator, self.response_method)
         classes = np.asarray(self.estimator.classes_) if prefit else found
         prior = None
@@ -412,14 +379,14 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             prior = (ClassPrior.from_counts if whole else ClassPrior.from_weights)(totals)
         aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
         check_costs(self.costs, classes)
-        acts = self.costs is not None or np.ptp(aim.probs) > 0 or getattr(self, "tau", 1.0) == 0
-        if prefit and str(self.prior) == "train" and prior and not np.ptp(prior.probs) and not acts:
+        flat = prior is not None and np.ptp(prior.probs) == 0 == np.ptp(aim.probs)
+        if prefit and flat and str(self.prior) == "train" and self.costs is None:
             raise InputError(
                 "the prior is uniform, so no tau changes any prediction; if the rows given to "
                 "`fit` were balanced and the estimator's training data were not, pass "
                 "prior=ClassPrior.from_counts(...) of the latter."
             )
-        return rows, classes, prior
+        return classes, prior
 
     def _learn(
         self, rows: Rows, index: NDArray[np.intp], classes: NDArray[Any], prior: ClassPrior | None
