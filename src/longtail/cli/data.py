@@ -241,7 +241,7 @@ def _show(result: CheckResult, out: Path | None) -> None:
     read = f"{there:,} of {result.files:,} files there, {read}"
     if result.ok:
         _console.line(f"No problems ({read}, {_console.duration(result.seconds)}).")
-        for remark in result.remarks():
+        for remark in result.remarks:
             _console.line(remark, wrap=True)
         return
     for kind, count in result.counts.items():

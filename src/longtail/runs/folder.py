@@ -72,9 +72,7 @@ class Head(NamedTuple):
     bias: NDArray[Any] | None
 
 
-def logits_file(split: str) -> str:
-    """Return the name of the file that holds a split's logits."""
-    return f"logits-{split}.safetensors"
+logits_file = "logits-{}.safetensors".format  # of a split
 
 
 def seal(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -477,13 +475,16 @@ class RunWriter:
             data: fingerprint of the split's examples.
             replace: write again what is there already.
         """
-        record, name = self._record, logits_file(split)
-        if split in record["splits"] and not replace:
+        splits, listed = dict(self._record["splits"]), dict(self._record["files"])
+        name, classes = logits_file(split), len(self._record["prior"]["counts"])
+        there = splits.pop(split, None) is not None
+        listed.pop(name, None)
+        if there and not replace:
             raise RunError(
                 f"{self.folder} has the logits of the split {split!r} already; pass "
                 f"`replace=True` to write them again."
             )
-        classes, scores = len(record["prior"]["counts"]), _checks.matrix(logits)
+        scores = _checks.matrix(logits)
         if scores.shape[1] != classes:
             raise InputError(
                 f"`logits` has {scores.shape[1]} columns but the run has {classes} classes."
@@ -497,7 +498,6 @@ class RunWriter:
             _checks.same_length(scores, values, name=key)
         head = {"head_norms": norms, "head_bias": bias} if norms is not None else {}
         head = {key: _checks.as_numpy(found) for key, found in head.items() if found is not None}
-        splits = {key: value for key, value in record["splits"].items() if key != split}
         for other, entry in splits.items():
             if head and entry["head"] is not None:
                 theirs = files.read_tensors(self.folder / logits_file(other))["head_norms"]
@@ -507,8 +507,7 @@ class RunWriter:
                         f"the head's `norms` differ from those stored with the split {other!r}, "
                         f"so these logits come from other weights."
                     )
-        listed = {key: value for key, value in record["files"].items() if key != name}
-        if split in record["splits"]:  # unlisted first: a kill must not look like an edit
+        if there:  # unlisted first: a kill must not look like an edit
             self._save(splits=splits, files=listed)
         files.write_tensors(self.folder / name, tensors | head)
         entry = {
@@ -518,8 +517,8 @@ class RunWriter:
             "data": data,
             "head": files.fingerprint(*head.values()) if head else None,
         }
-        digest = files.sha256(self.folder / name)
-        self._save(splits={**splits, split: entry}, files={**listed, name: digest})
+        listed[name] = files.sha256(self.folder / name)
+        self._save(splits={**splits, split: entry}, files=listed)
 
     def write_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the weights by name (NumPy arrays or torch tensors)."""

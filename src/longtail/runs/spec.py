@@ -6,7 +6,6 @@ kept, exactly.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -20,7 +19,6 @@ POOL = "pool"
 """Setting of data read from a folder of one's own: a fingerprint of what it held."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # folders are named after it
-_RANGES = {"seed": (0, math.inf), "held_out": (0, 1), "imbalance_ratio": (1, math.inf)}
 
 
 class Settings(dict[str, Any]):
@@ -78,20 +76,14 @@ class _Document:
     def __post_init__(self) -> None:
         for f in fields(self):
             value, part = getattr(self, f.name), _PARTS.get(f.name)
-            if part is None:
-                value = _frozen(value)
-            elif not isinstance(value, part):
+            if part is not None and not isinstance(value, part):
                 value = part.from_json({"name": value} if isinstance(value, str) else value)
             if f.name == "name" and not _SAFE_NAME.fullmatch(str(value)):
                 raise InputError(
                     f"RunSpec: names must be of letters, digits, dots, dashes and underscores, "
                     f"since folders are named after them; got {value!r}."
                 )
-            low, high = _RANGES.get(f.name, (0, 0))
-            if low < high and value is not None and not low <= value < high:
-                rule = f"at least {low}" + (f" and below {high}" if high < math.inf else "")
-                raise InputError(f"`{f.name}` must be {rule}; got {value!r}.")
-            self.__dict__[f.name] = value
+            self.__dict__[f.name] = _frozen(value)
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
