@@ -25,7 +25,7 @@ _TEMPORARY = re.compile(r".*\.[0-9a-f]{8}\.tmp|\.tmp\w{6}")  # ours, and safeten
 
 def temporary_name(path: Path) -> Path:
     """Return a name beside `path` that no other process uses."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    return path.parent / f"{path.name}.{secrets.token_hex(4)}.tmp"
 
 
 def is_temporary(path: Path) -> bool:

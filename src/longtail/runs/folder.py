@@ -138,24 +138,23 @@ class Run:
             )
         try:
             record: dict[str, Any] = files.read_json(path)
-            if record["format"] > FORMAT:
-                raise RunError(
-                    f"it has format {record['format']}, which is newer than this longtail reads "
-                    f"({FORMAT}); run: pip install --upgrade longtail"
-                )
-            whole = record.get("checksum") == seal(record)["checksum"]
-        except (ValueError, LookupError, TypeError) as error:
+            newer, whole = record["format"] > FORMAT, record == seal(record)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise RunError(f"{path} can't be read: {error}") from error
+        if newer:
+            raise RunError(
+                f"{path} has format {record['format']}, which is newer than this longtail reads "
+                f"({FORMAT}); run: pip install --upgrade longtail"
+            )
         if not whole:
             raise RunError(
                 f"{path} was edited after it was written (its checksum does not match); "
                 f"restore it or train again."
             )
         if record["status"] != "finished" and not unfinished:
-            again = record.get("command")
+            again = record.get("command") or "the command that began it"
             raise UnfinishedRunError(
-                f"{folder} is half written: its training did not finish; "
-                + (f"resume it with: {again}" if again else "run its command again to resume it.")
+                f"{folder} is half written: its training did not finish; resume it with: {again}"
             )
         for name, digest in record["files"].items():
             path = folder / name
@@ -204,9 +203,11 @@ class Run:
 
     def log(self) -> list[dict[str, Any]]:
         """Return the logged lines; a last line that a kill cut short is left out."""
-        lines = [json.loads(line).items() for line in _log_lines(self.folder)]
         text = ("NaN", "Infinity", "-Infinity")  # of numbers that JSON does not have
-        return [{k: float(v) if v in text else v for k, v in line} for line in lines]
+        return [
+            {key: float(value) if value in text else value for key, value in line.items()}
+            for line in map(json.loads, _log_lines(self.folder))
+        ]
 
     def model(self) -> dict[str, NDArray[Any]]:
         """Return the weights by name, memory-mapped."""
@@ -266,14 +267,12 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
         raise InputError("`runs` is empty; at least one run is needed.")
     first, seen = opened[0], dict[str, Run]()
     for run in opened:
-        how = "were trained on different data" if run.data != first.data else ""
-        if run.prior.num_classes != first.prior.num_classes:
-            how = "have different numbers of classes"
-        if how:
+        if run.data != first.data:
             lines = [s for s in first.spec.difference(run.spec) if s.startswith("dataset.")]
             detail = f" ({'; '.join(lines)})" if lines else ""
             raise RunError(
-                f"{first.folder} and {run.folder} {how}{detail}; compare runs of one data set."
+                f"{first.folder} and {run.folder} were trained on different data{detail}; compare "
+                f"runs of one data set."
             )
         for name in run.splits if split is None else (split,):
             if name not in run.splits:
@@ -282,12 +281,10 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
             mine, theirs = (one.record["splits"][name] for one in (run, other))
             images = {mine["data"], theirs["data"]} - {None}
             if mine["target"] != theirs["target"] or len(images) > 1:
-                way_out = f"judge both again with `longtail evaluate RUN --split {name} --force`"
-                if name == "held-out":
-                    way_out = "compare runs of one held-out part"
                 raise RunError(
                     f"{other.folder} and {run.folder} have different examples in the split "
-                    f"{name!r}; {way_out}."
+                    f"{name!r}; compare runs that were judged on the same ones, or judge both "
+                    f"again: `longtail evaluate RUN --split {name} --force`."
                 )
 
 
@@ -437,9 +434,10 @@ class RunWriter:
     def log(self, **values: Any) -> None:
         """Append one line to the log; NaN and infinity are kept, as text."""
         for key, value in values.items():
-            number = value.item() if getattr(value, "ndim", None) == 0 else value
-            odd = isinstance(number, float) and not math.isfinite(number)
-            values[key] = json.dumps(number) if odd else number
+            if getattr(value, "ndim", None) == 0:
+                value = value.item()
+            odd = isinstance(value, float) and not math.isfinite(value)
+            values[key] = json.dumps(value) if odd else value
         with open(self.folder / LOG, "ab") as file:
             file.write(json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
