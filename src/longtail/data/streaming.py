@@ -206,9 +206,9 @@ class ImageStream:
             parallel |= {"timeout": _WAIT_SECONDS, "worker_init_fn": _end_with_parent}
         self._loader: DataLoader[Any] = DataLoader(
             StreamedImages(data, view, seed),
-            batch_sampler=requests,
+            sampler=requests,
+            batch_size=None,  # a request is answered with a batch
             num_workers=self.workers,
-            collate_fn=_unchanged,  # a request is answered with a batch
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             generator=torch.Generator(),  # nothing here draws from it; torch's own stays untouched
             **parallel,
@@ -285,8 +285,8 @@ class StreamedImages(Dataset[Any]):
     def __init__(self, data: ListedImages, view: View, seed: int) -> None:
         self.data, self.view, self.seed = data, view, seed
 
-    def __getitems__(self, request: Request) -> tuple[Batch, list[tuple[int, str]]]:
-        """Decode a batch; torch's fetcher calls this with what the batch sampler yields.
+    def __getitem__(self, request: Request) -> tuple[Batch, list[tuple[int, str]]]:
+        """Decode a batch.
 
         Images that can't be decoded are not in the batch but beside it, as (index, reason).
         """
@@ -333,10 +333,6 @@ def _end_with_parent(_: int) -> None:
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _unchanged(fetched: Any) -> Any:
-    return fetched
 
 
 def default_workers() -> int:
