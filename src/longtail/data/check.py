@@ -1,4 +1,4 @@
-"""A whole data set gone through before training: lists, labels and every image file.
+"""Check a whole data set before training: lists, labels and every image file.
 
 Training stops at the first bad file, which may come after hours; this finds all of them.
 """
@@ -33,14 +33,14 @@ class CheckResult:
 
     Attributes:
         name: of the data set.
-        images: by split, how many entries its list has that can be used as such.
-        classes: how many different labels the training set has.
-        files: how many different files the lists name, there or not.
+        images: by split, number of sound entries in its list.
+        classes: number of different labels in the training set.
+        files: number of different files that the lists name, there or not.
         problems: in the order of `KINDS`, then as they were met.
         remarks: sentences on what stops no training but is worth knowing before it.
-        turned: the images that are to be shown turned or mirrored, as their EXIF data say.
-        quick: whether only the files' headers were read.
-        seconds: how long it took.
+        turned: images whose EXIF data ask to show them turned or mirrored.
+        quick: True if only the files' headers were read.
+        seconds: time of the check.
     """
 
     name: str

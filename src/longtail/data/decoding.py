@@ -39,7 +39,7 @@ _BYTES = (*GREY, *_COLOUR, "LA", "PA", "RGBA", "RGBX", "La", "RGBa")
 
 
 class PhotoError(Exception):
-    """A file that can't be used: `kind` is one of `large.KINDS`, `reason` a sentence's end."""
+    """Unusable image file: `kind` is one of `large.KINDS`, `reason` completes "FILE …"."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(kind, reason)

@@ -104,7 +104,7 @@ def freeze(
     """Write a long-tailed training set and its test set into one parquet file, without loss.
 
     Args:
-        data: what to write.
+        data: training set, test set and perhaps a development set.
         path: the file; ``.parquet`` is its usual ending.
         dev: write the development set too.
         force: replace a file that exists.

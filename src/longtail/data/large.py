@@ -1,6 +1,6 @@
-"""The large data sets by name, or any folder in their formats: which files, and what they hold.
+"""Large data sets by name, or any folder in their formats: their files and faults.
 
-How a list is read is in `lists`; how the images get from disk to the network, in `streaming`.
+`lists` reads a list; `streaming` brings the images from disk to the network.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Known:
-    """A published data set."""
+    """Published data set."""
 
     title: str
     num_classes: int
@@ -82,7 +82,7 @@ LARGE: dict[str, Known] = {
 
 @dataclass(frozen=True, eq=False)
 class ListedData:
-    """A training set on disk, the test set that belongs to it, and perhaps a validation set."""
+    """Training set on disk, its test set, and perhaps a validation set."""
 
     train: ListedImages
     test: ListedImages
@@ -97,7 +97,7 @@ class ListedData:
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of a data set's splits: lists, competition files, or folders of class folders."""
+    """Files of a data set's splits: lists, competition files, or folders of class folders."""
 
     name: str  # what records call it
     files: Mapping[str, Path]  # by split
@@ -126,13 +126,13 @@ class Sources:
 
     @property
     def _named(self) -> tuple[str, ...] | None:
-        """The classes as the training set calls them; a published data set's have numbers."""
+        """Class names of the training set; None where classes have numbers."""
         named = self.known is None and "train" in self.listings
         return self.listings["train"].class_names if named else None
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are: published, named by the training set, or counted."""
+        """Number of classes: published, named by the training set, or counted."""
         if self.known is not None:
             return self.known.num_classes
         if self._named is not None:
@@ -141,7 +141,7 @@ class Sources:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes of sound listings, as they are called or by their numbers."""
+        """Names of the classes of sound listings, or their numbers."""
         return self._named or tuple(map(str, range(self.num_classes)))
 
     def problems(self, *, splits: bool = True, judges_differ: bool = True) -> list[Problem]:

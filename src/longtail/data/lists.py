@@ -43,7 +43,7 @@ class ListedImages(Labeled):
         paths: one relative path per example, with forward slashes; kept as an array of bytes,
             which takes a third of the memory of text and is not copied for worker processes.
         labels, class_names: see `Labeled`.
-        name: what a run's record calls the data.
+        name: of the data in a run's record.
 
     Examples:
         >>> data = ListedImages(Path("photos"), ["a/1.jpg", "a/2.jpg", "b/1.jpg"],
@@ -109,7 +109,7 @@ class Problem:
 
 
 class Listing(NamedTuple):
-    """The sound entries of a list, and what is wrong with the others."""
+    """Sound entries of a list, and the problems of the others."""
 
     source: Path  # the list, competition file or folder
     root: Path  # the folder that the paths start from

@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A batch to decode; `draws` number the draws of the epoch of all processes."""
+    """Batch to decode; `draws` number the draws of the epoch of all processes."""
 
     epoch: int
     indices: IntArray
@@ -80,9 +80,9 @@ def training_stream(
     once is cropped anew each time.
 
     Args:
-        data: what to stream.
+        data: images and labels.
         batch_size: of this process.
-        sampler: which examples, and this process's share; every example once if None.
+        sampler: draws the examples of this process; every example once if None.
         view: the crop; `RandomCrop` to 224 pixels if None.
         seed: of crops, and of the order where there is no sampler.
         drop_last: leave out a last batch that is smaller than the others.
@@ -106,7 +106,7 @@ def training_stream(
 
 
 class _Sampled:
-    """The requests of a sampler's epoch, each index with its place in that of all processes."""
+    """Requests of a sampler's epoch, each index with its place in that of all processes."""
 
     def __init__(self, sampler: DistributedClassSampler, batch_size: int, drop_last: bool) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
@@ -138,7 +138,7 @@ def evaluation_stream(
     """Stream every example once, over all processes together, with nothing random.
 
     Args:
-        data: what to stream.
+        data: images and labels.
         batch_size: of this process.
         view: the crop; `CenterCrop`, 256 to 224 pixels, if None.
         num_replicas: number of processes; by default torch.distributed's, or 1 without it.
@@ -165,10 +165,10 @@ def planned_stream(data: ListedImages, *, view: View, seed: int, **options: Any)
 
 
 class ImageStream:
-    """An iterable of `Batch`es; made by the functions above.
+    """Iterable of `Batch`es; made by the functions above.
 
     Args:
-        data: what to stream.
+        data: images and labels.
         requests: an iterable of `Request`, the batches of an epoch, anew in each iteration.
         view: the crop.
         seed: of the crops.
@@ -280,7 +280,7 @@ class ImageStream:
 
 
 class StreamedImages(Dataset[Any]):
-    """The data set that torch's workers hold; it answers requests for whole batches."""
+    """Data set that torch's workers hold; it answers requests for whole batches."""
 
     def __init__(self, data: ListedImages, view: View, seed: int) -> None:
         self.data, self.view, self.seed = data, view, seed

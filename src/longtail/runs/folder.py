@@ -47,11 +47,11 @@ _logger = logging.getLogger("longtail")
 
 
 class RunError(InputError):
-    """A run folder is missing, of a newer format, edited, or not what was asked for."""
+    """Run folder missing, of a newer format, edited, or not the one asked for."""
 
 
 class UnfinishedRunError(RunError):
-    """A run was interrupted: its folder is half written."""
+    """Run folder half written, since its training was interrupted."""
 
 
 class SplitLogits(NamedTuple):
@@ -66,7 +66,7 @@ class SplitLogits(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The last layer's Euclidean norm of each class's weights, and its bias if it has one."""
+    """Euclidean norm of each class's weights in the last layer, and its bias if it has one."""
 
     norms: NDArray[Any]
     bias: NDArray[Any] | None
@@ -82,12 +82,12 @@ def seal(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Run:
-    """A run folder, opened for reading. Make one with `Run.open`.
+    """Run folder opened for reading; made by `Run.open`.
 
     Attributes:
-        folder: where it is.
+        folder: its place.
         record: all of `run.json`.
-        spec: what was asked for.
+        spec: of the run.
         name: ``<dataset>/<method>-s<seed>-<hash8>``, wherever the folder may lie.
         prior: class frequencies of the examples that it trained on.
         data: fingerprint of the training data.
@@ -349,11 +349,11 @@ class RunWriter:
 
         Args:
             root: the folder of runs.
-            spec: what decides the result.
+            spec: everything that decides the result.
             prior: of the examples that the model trains on, with counts.
             data: fingerprint of the training data, before anything is held out of it.
-            device: what it runs on, as text.
-            command: what to type to resume this run, for messages.
+            device: of the training, as text.
+            command: resumes this run; for messages.
             class_names: one per class, for reports.
             force: delete a run that is there already.
         """

@@ -22,7 +22,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # folders are named aft
 
 
 class Settings(dict[str, Any]):
-    """A mapping of names to JSON values.
+    """Mapping of names to JSON values.
 
     Lists become tuples and nested mappings Settings, so that a spec reads the same before and
     after a trip through a file, and can be hashed. To change one, make a new one.
@@ -71,7 +71,7 @@ def _plain(value: Any, *, identity: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class _Document:
-    """A JSON object with the fields for keys, checked and frozen when it is made."""
+    """JSON object with the fields for keys, checked and frozen when it is made."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -102,13 +102,13 @@ class _Document:
 
 @dataclass(frozen=True)
 class DataSpec(_Document):
-    """The examples that a run trains on.
+    """Examples that a run trains on.
 
     Attributes:
         name: the data set, such as ``cifar100-lt``.
-        profile: how class sizes fall off (``exp``, ``step``), or None for its own sizes.
+        profile: of the class sizes (``exp``, ``step``), or None for its own sizes.
         imbalance_ratio: largest over smallest class size, where the profile has one.
-        seed: which subset; 0 is the literature's.
+        seed: of the subset; 0 is the literature's.
         held_out: fraction of each class kept out of training.
         settings: anything else that decides which examples these are.
     """
@@ -123,7 +123,7 @@ class DataSpec(_Document):
 
 @dataclass(frozen=True)
 class Part(_Document):
-    """A model or a method: its name and its settings.
+    """Model or method: its name and its settings.
 
     Examples:
         >>> Part("logit-adjusted", {"tau": 1.0}).to_json()
@@ -136,7 +136,7 @@ class Part(_Document):
 
 @dataclass(frozen=True)
 class RecipeSpec(_Document):
-    """The values that a run trains with, and where they came from.
+    """Values that a run trains with, and where they came from.
 
     Attributes:
         name: the named recipe that these values started from.
@@ -154,10 +154,10 @@ class RunSpec(_Document):
     """Everything that decides a run's result.
 
     Attributes:
-        dataset: which examples (a DataSpec, or just the name).
-        model: which network (a Part, or just the name).
-        method: which loss, sampling and so on (a Part, or just the name).
-        recipe: how it trains (a RecipeSpec, or just the name).
+        dataset: its examples (a DataSpec, or just the name).
+        model: its network (a Part, or just the name).
+        method: its loss, sampling and so on (a Part, or just the name).
+        recipe: its training (a RecipeSpec, or just the name).
         seed: of the run's own randomness.
         settings: anything else that changes the result, such as the precision.
 
