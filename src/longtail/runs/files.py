@@ -140,7 +140,9 @@ def fingerprint(*arrays: Any) -> str:
             raise InputError(f"arrays must hold numbers or booleans; one is {array.dtype}.")
         dtype = array.dtype.newbyteorder("<")
         digest.update(f"{dtype.str};{','.join(map(str, array.shape))};".encode())
-        digest.update(np.ascontiguousarray(array, dtype=dtype).data)  # of a memory map no copy
+        content = np.ascontiguousarray(array, dtype=dtype).reshape(-1).view(np.uint8)
+        for start in range(0, len(content), 1 << 24):  # in pieces, which can be interrupted
+            digest.update(content[start : start + (1 << 24)])
     return digest.hexdigest()
 
 
