@@ -142,7 +142,7 @@ def fingerprint(*arrays: Any) -> str:
         digest.update(f"{dtype.str};{','.join(map(str, array.shape))};".encode())
         content = np.ascontiguousarray(array, dtype=dtype).reshape(-1).view(np.uint8)
         for start in range(0, len(content), 1 << 24):  # in pieces, which can be interrupted
-            digest.update(content[start : start + (1 << 24)])
+            digest.update(content[start : start + (1 << 24)].data)
     return digest.hexdigest()
 
 
