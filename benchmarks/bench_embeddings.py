@@ -4,6 +4,7 @@
     python benchmarks/bench_embeddings.py --record results/bench_embeddings.json
     python benchmarks/bench_embeddings.py --show results/bench_embeddings.json
     python benchmarks/bench_embeddings.py --heads 10 --record results/bench_embeddings_heads.json
+    python benchmarks/bench_embeddings.py --shuffled --rows 700000 --width 768
 
 The bare loop gathers the rows of a batch from the mapped file, and does the two matrix products
 and F.cross_entropy; no optimizer, no loss but softmax, no checks. Ours is `loop.Training`, as
@@ -11,11 +12,15 @@ and F.cross_entropy; no optimizer, no loss but softmax, no checks. Ours is `loop
 at a time. Memory is the most that the process had beyond the file's mapped pages, of which
 Linux keeps count. Beside the wall's time, which neighbours disturb, stands the processors'.
 With --heads that many seeds train together, from the command line into their folders, on a GPU
-where there is one.
+where there is one. With --shuffled rows are only read, in random order, plainly and announced to
+`read_ahead`; the system's cache is emptied after every half gigabyte, as if the file were larger
+than memory.
 """
 
 import argparse
 import json
+import mmap
+import os
 import statistics
 import subprocess
 import sys
@@ -28,6 +33,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from longtail.data import embeddings
 from longtail.data.embeddings import read_embeddings
 from longtail.train.loop import Training, take_step
 from longtail.train.methods import Method
@@ -179,6 +185,41 @@ def measure_heads(rows, width, classes, *, heads):
     }
 
 
+def bytes_read():
+    """Return how much this process has had read from disks."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("read_bytes")))
+
+
+def measure_shuffled(rows, width, *, batch=20 * 256, seconds=15.0, cache=2**29):
+    """Rows a second of a shuffled epoch over a file larger than memory."""
+    embeddings._outgrows_memory = lambda features: True
+    order = np.random.default_rng(0).permutation(rows)
+    found = {"rows": rows, "width": width}
+    with tempfile.TemporaryDirectory() as name:
+        path = write_features(Path(name), rows, width, 10)
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        for way in ("plain", "announced"):
+            features = np.lib.format.open_memmap(path, mode="r")
+            announce = embeddings.read_ahead(features) if way == "announced" else lambda rows: None
+            done, spent, before, emptied = 0, 0.0, bytes_read(), -cache
+            while done < rows and spent < seconds:
+                if bytes_read() - emptied >= cache:
+                    features._mmap.madvise(mmap.MADV_DONTNEED)
+                    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+                    emptied = bytes_read()
+                started = time.perf_counter()
+                some = order[done : done + batch]
+                announce(order[done : done + 2 * batch])
+                features[some].sum()
+                done, spent = done + len(some), spent + time.perf_counter() - started
+            size = done * 4 * width
+            found[way] = {"rows_s": done / spent, "read": (bytes_read() - before) / size}
+        os.close(handle)
+    return found
+
+
 def show(record):
     print(f"{record['machine']['device']}, torch {record['machine']['torch']}")
     for row in record["rows"]:
@@ -204,11 +245,15 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--parts", type=int, default=12, help="turns that the two take")
     parser.add_argument("--heads", type=int, help="time so many heads together instead")
+    parser.add_argument("--shuffled", action="store_true", help="time the reading of rows instead")
     parser.add_argument("--record", type=Path, help="also write the record here")
     parser.add_argument("--show", type=Path, help="print a record")
     given = parser.parse_args()
-    if given.heads:
-        found = measure_heads(given.rows, given.width, given.classes, heads=given.heads)
+    if given.heads or given.shuffled:
+        if given.shuffled:
+            found = measure_shuffled(given.rows, given.width)
+        else:
+            found = measure_heads(given.rows, given.width, given.classes, heads=given.heads)
         print(json.dumps(found, indent=1))
         if given.record:
             given.record.write_text(json.dumps(found, indent=1) + "\n")

@@ -129,20 +129,20 @@ def test_errors_without_logits(cli, places, monkeypatch, classifier, ok):
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(cli, places, monkeypatch, ok):
-    original = streaming.StreamedImages.__getitems__
+    original = streaming.StreamedImages.__getitem__
 
     def dying(self, request):
         if request.epoch == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self, request)
 
-    monkeypatch.setattr(streaming.StreamedImages, "__getitems__", dying)
+    monkeypatch.setattr(streaming.StreamedImages, "__getitem__", dying)
     monkeypatch.setitem(engine.train_cohort.__kwdefaults__, "checkpoint_seconds", 0.0)
     result = train(cli, "--workers", 1)
     assert result.code == 1
     assert "0 of 1 run finished, 1 saved after epoch 1. To go on:\n  longtail train" in result.err
     assert "a worker process that decodes images died" in result.err
-    monkeypatch.setattr(streaming.StreamedImages, "__getitems__", original)
+    monkeypatch.setattr(streaming.StreamedImages, "__getitem__", original)
     (folder,) = Path("runs/spots").iterdir()
     ok("train", "--resume", folder, "--dataset", "spots", *HERE)
     assert [line["epoch"] for line in Run.open(folder).log()] == [1, 2, 3]

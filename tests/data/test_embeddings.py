@@ -1,11 +1,14 @@
 """Embeddings from files: every layout gives the same data; bad input is refused."""
 
+import mmap
+import os
+
 import numpy as np
 import pytest
 
 from longtail._checks import InputError
 from longtail.data import load
-from longtail.data.embeddings import is_embeddings, read_embeddings
+from longtail.data.embeddings import is_embeddings, read_ahead, read_embeddings
 
 RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(40, 6)).astype(np.float32)
@@ -31,8 +34,9 @@ def write(folder, form, parts=PARTS):
         from pyarrow import parquet
 
         # The test part's rows stand among the others.
-        split = ["test"] * 3 + ["train"] * 40 + ["test"] * 4
-        rows = np.r_[40:43, 0:40, 43:47]
+        n = len(parts["features"])
+        split = ["test"] * 3 + ["train"] * n + ["test"] * 4
+        rows = np.r_[n : n + 3, 0:n, n + 3 : n + 7]
         features = np.concatenate([parts["features"], parts["test_features"]])[rows]
         labels = np.concatenate([parts["labels"], parts["test_labels"]])[rows]
         table = pa.table({"features": list(features), "label": labels, "split": split})
@@ -57,6 +61,44 @@ def test_arrays_stay_in_their_file(form, tmp_path):
     assert isinstance(train.images, np.memmap)
     assert isinstance(test.images, np.memmap)
     assert not train.images.flags.writeable
+
+
+@pytest.mark.parametrize("form", ["npz", "npy", "parquet"])
+@pytest.mark.parametrize("memory", [100, 10**6], ids=["larger than memory", "smaller"])
+def test_rows_are_read_ahead_where_the_file_is_larger_than_memory(
+    form, memory, tmp_path, monkeypatch
+):
+    advice = []
+
+    class Mapped(mmap.mmap):
+        def madvise(self, what, *where):
+            advice.append((what, *where))
+            super().madvise(what, *where)
+
+    monkeypatch.setattr(mmap, "mmap", Mapped)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": memory, "SC_PAGE_SIZE": 1}.get)
+    features = np.arange(4000 * 6, dtype=np.float32).reshape(4000, 6)
+    parts = PARTS | {"features": features, "labels": np.resize(LABELS, 4000)}
+    train, _ = read_embeddings(write(tmp_path, form, parts))
+    announce = read_ahead(train.images)
+    announce(np.array([3999, 0, 2000]))
+    if memory == 100 and form != "parquet":
+        first, *others = advice
+        assert first == (mmap.MADV_RANDOM,)
+        pages = [start // mmap.PAGESIZE for _, start, _ in others]
+        last = (4000 * 24 + 1000) // mmap.PAGESIZE
+        assert pages[0] in (last - 1, last)
+        assert pages[1:] == [0, 2000 * 24 // mmap.PAGESIZE]
+    else:
+        assert not advice
+    assert train.images[3999, 0, 0, 0] == 3999 * 6
+
+
+def test_no_test_part_is_taken_from_a_file_larger_than_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 100, "SC_PAGE_SIZE": 1}.get)
+    path = write(tmp_path, "npz", {"features": FEATURES, "labels": LABELS})
+    with pytest.raises(InputError, match="store test_features and test_labels, too"):
+        read_embeddings(path)
 
 
 def test_numbers_as_labels_keep_their_order_and_names(tmp_path):

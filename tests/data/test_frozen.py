@@ -86,7 +86,7 @@ def test_a_file_is_replaced_only_on_demand_and_only_by_a_whole_one(tmp_path, mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("longtail.runs.files._sync", full)
+        patch.setattr("os.fsync", full)
         with pytest.raises(OSError, match="No space left"):
             freeze(make((5, 5)), path, force=True)
     assert path.read_bytes() == before

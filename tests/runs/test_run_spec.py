@@ -1,6 +1,5 @@
 import hashlib
 import json
-import re
 
 import numpy as np
 import pytest
@@ -113,14 +112,6 @@ def test_a_missing_field_is_refused_and_a_missing_default_filled():
         RunSpec.from_json(document)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: make_spec(seed=-1), "`seed` must be at least 0; got -1"),
-        (lambda: make_spec(dataset="../etc"), "since folders are named after them; got '../etc'"),
-        (lambda: DataSpec("a", "exp", 0.5), "imbalance_ratio` must be at least 1; got"),
-    ],
-)
-def test_bad_specs_say_why(build, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        build()
+def test_names_that_can_not_be_folders_are_refused():
+    with pytest.raises(InputError, match=r"since folders are named after them; got '\.\./etc'"):
+        make_spec(dataset="../etc")

@@ -130,17 +130,18 @@ def freeze(
     """
     from rich import filesize
 
-    from longtail.data import DATASETS, hub_parquet
+    from longtail.data import DATASETS
+    from longtail.data import freeze as freeze_data
     from longtail.data.check import SPLIT_WORDS
 
     # A frozen file's development set can't be drawn anew, so it is kept or left out as it is.
     again = name not in DATASETS and Path(name).is_file()
-    hub_parquet.check_destination(out, force=force)
+    _console.refuse_overwrite(out, force)  # refused first, since it would fail after the work
     development = None if again and dev == 0 else dev
     data = _data.load(name, context.params, development=development)
     kept = data.dev is not None if again and dev is None else bool(dev)
     with _console.progress("freezing") as progress:
-        path = hub_parquet.freeze(data, out, dev=kept, force=force, progress=progress)
+        path = freeze_data(data, out, dev=kept, force=force, progress=progress)
     parts = {"train": data.train, "test": data.test}
     if kept and data.dev is not None:
         parts["dev"] = data.dev
@@ -207,8 +208,8 @@ def check(
         _data.refuse_idle(_console.typed(context), idle, on_disk=False)
     if out is not None:  # refused first, since it would fail after the work
         _console.refuse_overwrite(out, force)
-        if out.is_dir() or not out.parent.is_dir():
-            raise Failure(f"--out names {out}, which can't be a file there.")
+        if not out.parent.is_dir():
+            raise Failure(f"--out {out}: there is no folder {out.parent}.")
     with _console.progress(f"checking {Path(name).name}") as progress:
         result = check_data(
             name, data_dir=data_dir, root=root, workers=workers, quick=quick, progress=progress
@@ -241,7 +242,7 @@ def _show(result: CheckResult, out: Path | None) -> None:
     read = f"{there:,} of {result.files:,} files there, {read}"
     if result.ok:
         _console.line(f"No problems ({read}, {_console.duration(result.seconds)}).")
-        for remark in result.remarks():
+        for remark in result.remarks:
             _console.line(remark, wrap=True)
         return
     for kind, count in result.counts.items():

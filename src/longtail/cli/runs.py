@@ -137,7 +137,7 @@ def show(
     def value(item: Any) -> str:
         return f"[{', '.join(map(value, item))}]" if isinstance(item, tuple) else str(item)
 
-    examples = int(prior.counts.sum()) if prior.counts is not None else 0
+    examples = sum(record["prior"]["counts"])
     data = {k: v for k, v in spec.dataset.to_json().items() if k != "name" and v not in (None, {})}
     threads = f", {record['threads']} thread(s)" if record.get("threads") else ""
     versions = dict(record["versions"])

@@ -1,4 +1,4 @@
-"""A whole data set gone through before training: lists, labels and every image file.
+"""Check a whole data set before training: lists, labels and every image file.
 
 Training stops at the first bad file, which may come after hours; this finds all of them.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from longtail import _checks
 from longtail.data.decoding import PhotoError, Progress, in_threads
-from longtail.data.large import KINDS, LARGE, find_sources
+from longtail.data.large import KINDS, LARGE, Sources, find_sources
 from longtail.data.lists import Problem
 from longtail.data.photos import Header, check_photo
 from longtail.data.registry import DATASETS, load
@@ -31,28 +33,22 @@ class CheckResult:
 
     Attributes:
         name: of the data set.
-        images: by split, how many entries its list has that can be used as such.
-        classes: how many different labels the training set has.
+        images: by split, number of sound entries in its list.
+        classes: number of different labels in the training set.
+        files: number of different files that the lists name, there or not.
         problems: in the order of `KINDS`, then as they were met.
-        absent: by split that judges, the classes it has no images of.
-        files: how many different files the lists name, there or not.
-        sizes: the (height, width) that occur, rising; this and the next two of class folders only.
-        colored: by split, the first image in colour.
-        transparent: by split, the first image with transparency.
-        turned: the images that are to be shown turned or mirrored, as their EXIF data say.
-        quick: whether only the files' headers were read.
-        seconds: how long it took.
+        remarks: sentences on what stops no training but is worth knowing before it.
+        turned: images whose EXIF data ask to show them turned or mirrored.
+        quick: True if only the files' headers were read.
+        seconds: time of the check.
     """
 
     name: str
     images: dict[str, int]
     classes: int
+    files: int
     problems: list[Problem] = field(default_factory=list)
-    absent: dict[str, list[str]] = field(default_factory=dict)
-    files: int = 0
-    sizes: list[tuple[int, int]] = field(default_factory=list)
-    colored: dict[str, str] = field(default_factory=dict)
-    transparent: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
     turned: list[str] = field(default_factory=list)
     quick: bool = False
     seconds: float = 0.0
@@ -67,34 +63,6 @@ class CheckResult:
         """Problems by kind, those that occur."""
         found = Counter(problem.kind for problem in self.problems)
         return {kind: found[kind] for kind in KINDS if found[kind]}
-
-    def remarks(self) -> Iterator[str]:
-        """Yield sentences on what stops no training but is worth knowing before it."""
-        for split, classes in self.absent.items():
-            yield (
-                f"The {SPLIT_WORDS[split]} set has no examples of class(es) "
-                f"{_checks.listing(classes)}: its mean error will be that of the others."
-            )
-        who = "training streams and crops them; recipes without image_size, describe and freeze"
-        if len(self.sizes) > 1:
-            small, large = (f"{h} x {w}" for h, w in (self.sizes[0], self.sizes[-1]))
-            several = f"The images have {len(self.sizes):,} sizes, {small} to {large} pixels"
-            yield f"{several} (height x width): {who} take images of one size only."
-        halves = {"train", "test"} & self.images.keys()
-        colored = halves & self.colored.keys()
-        if len(halves) == 2 and len(colored) == 1:
-            (one,), (grey,) = colored, halves - colored
-            odd = f"{self.colored[one]} is in colour, but all images of {grey} are grey"
-            yield f"{odd}: {who} take all grey or all colour."
-        for file in [file for split, file in self.transparent.items() if split in halves][:1]:
-            yield f"{file} has transparency: {who} take images without it, grey or RGB."
-        if self.turned:
-            images = "1 image" if len(self.turned) == 1 else f"{len(self.turned):,} images"
-            yield (
-                f"EXIF data ask to turn or mirror {images}, such as {self.turned[0]}: training "
-                f"takes pixels as they are stored, so turn the files themselves if they shall "
-                f"train upright."
-            )
 
 
 def in_memory(name: str | Path) -> bool:
@@ -124,23 +92,14 @@ def check_data(
         data = load(name, data_dir=data_dir, progress=progress)  # which refuses what is wrong
         images = {"train": len(data.train), "test": len(data.test)}
         taken, number = time.monotonic() - started, data.train.num_classes
-        return CheckResult(
-            data.spec.name, images, number, files=sum(images.values()), seconds=taken
-        )
+        return CheckResult(data.spec.name, images, number, sum(images.values()), seconds=taken)
     sources = find_sources(name, data_dir=data_dir, root=root)
-    listings = sources.listings
     # One list by itself needs no test set.
     problems = sources.problems(splits=name in LARGE or not path.is_file())
-    labels = {split: set(listing.labels.tolist()) for split, listing in listings.items()}
-    absent = {}
-    if not problems and sources.known is None:  # in a published data set that is a problem
-        for split in [split for split in labels if split != "train"]:
-            lacking = enumerate(sources.class_names)
-            absent[split] = [each for label, each in lacking if label not in labels[split]]
     astray = "is in no class folder; move it into one, or remove it"
     problems += [Problem("stray", str(image), astray) for image in sources.stray()]
     split_of: dict[str, str] = {}
-    for split, listing in listings.items():
+    for split, listing in sources.listings.items():
         for entry in listing.paths:
             split_of.setdefault(os.path.join(listing.root, entry), split)
     listed = sorted(split_of)  # folder after folder, so that disks that turn needn't seek
@@ -159,19 +118,49 @@ def check_data(
         if progress is not None:
             progress(done, len(listed), "headers" if quick else "images")
     turned = [file for file, header in good.items() if header.turned]
-    headers = good if sources.are_trees else {}
-    first_of = [(split_of[file], file, header) for file, header in reversed(headers.items())]
+    train = sources.listings.get("train")
     return CheckResult(
         sources.name,
-        images={split: len(listing.paths) for split, listing in listings.items()},
-        classes=len(labels.get("train", ())),
-        problems=sorted(problems, key=lambda problem: list(KINDS).index(problem.kind)),
-        absent={split: lacking for split, lacking in absent.items() if lacking},
+        images={split: len(listing.paths) for split, listing in sources.listings.items()},
+        classes=0 if train is None else len(np.unique(train.labels)),
         files=len(listed),
-        sizes=sorted({(header.height, header.width) for header in headers.values()}),
-        colored={split: file for split, file, header in first_of if not header.grey},
-        transparent={split: file for split, file, header in first_of if header.transparent},
+        problems=sorted(problems, key=lambda problem: list(KINDS).index(problem.kind)),
+        remarks=[] if problems else list(_remarks(sources, good, split_of, turned)),
         turned=turned,
         quick=quick,
         seconds=time.monotonic() - started,
     )
+
+
+def _remarks(
+    sources: Sources, good: Mapping[str, Header], split_of: Mapping[str, str], turned: list[str]
+) -> Iterator[str]:
+    """Yield sentences on what stops no training but is worth knowing before it."""
+    for split, listing in sources.listings.items():
+        there = set(listing.labels.tolist())
+        absent = [each for label, each in enumerate(sources.class_names) if label not in there]
+        if absent and sources.known is None:
+            yield (
+                f"The {SPLIT_WORDS[split]} set has no examples of class(es) "
+                f"{_checks.listing(absent)}: its mean error will be that of the others."
+            )
+    if sources.are_trees:  # what is read into memory where a recipe doesn't crop
+        who = "training streams and crops them; recipes without image_size, describe and freeze"
+        sizes = sorted({(header.height, header.width) for header in good.values()})
+        if len(sizes) > 1:
+            small, large = (f"{h} x {w}" for h, w in (sizes[0], sizes[-1]))
+            several = f"The images have {len(sizes):,} sizes, {small} to {large} pixels"
+            yield f"{several} (height x width): {who} take images of one size only."
+        judged = {file: header for file, header in good.items() if split_of[file] != "val"}
+        colored = [file for file, header in judged.items() if not header.grey]
+        for grey in {"train", "test"} - {split_of[file] for file in colored} if colored else ():
+            odd = f"{colored[0]} is in colour, but all images of {grey} are grey"
+            yield f"{odd}: {who} take all grey or all colour."
+        for file in [file for file, header in judged.items() if header.transparent][:1]:
+            yield f"{file} has transparency: {who} take images without it, grey or RGB."
+    if turned:
+        images = "1 image" if len(turned) == 1 else f"{len(turned):,} images"
+        yield (
+            f"EXIF data ask to turn or mirror {images}, such as {turned[0]}: training takes "
+            f"pixels as they are stored, so turn the files themselves if they shall train upright."
+        )

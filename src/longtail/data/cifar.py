@@ -35,7 +35,7 @@ class Archive(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The data set as its authors write it."""
+        """Name of the data set as its authors write it."""
         return f"CIFAR-{self.num_classes}"
 
     @property

@@ -39,7 +39,7 @@ _BYTES = (*GREY, *_COLOUR, "LA", "PA", "RGBA", "RGBX", "La", "RGBa")
 
 
 class PhotoError(Exception):
-    """A file that can't be used: `kind` is one of `large.KINDS`, `reason` a sentence's end."""
+    """Unusable image file: `kind` is one of `large.KINDS`, `reason` completes "FILE …"."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(kind, reason)
@@ -107,8 +107,7 @@ def decode_images(
             with opened(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
                 if not is_plain(image):
                     raise PhotoError("unreadable", f"has transparency (mode {image.mode!r})")
-                grey = image.mode in GREY
-                pixels = np.asarray(image.convert("L" if grey else "RGB"))
+                pixels = np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
         except PhotoError as error:
             raise InputError(
                 f"{name} {error.reason}; images must be grey or RGB, a byte a channel."
@@ -118,26 +117,24 @@ def decode_images(
                 f"{name} is {pixels.shape[0]} x {pixels.shape[1]} pixels (height x width), but "
                 f"every image must be {size[0]} x {size[1]}; make all images one size."
             )
-        return pixels[None, None] if grey else pixels.transpose(2, 0, 1)[None]
+        return pixels
 
-    def chunk(start: int) -> Pixels:
-        return _joined([decode(i) for i in range(start, min(start + _CHUNK, len(sources)))])
+    size = size or decode(0).shape[:2]
+    found = np.empty((len(sources), 3, *size), np.uint8)
 
-    if size is None:
-        first = decode(0)
-        size = (first.shape[2], first.shape[3])
-    found = []
-    for piece in in_threads(chunk, range(0, len(sources), _CHUNK)):
-        found.append(piece)
+    def decode_some(start: int) -> bool:
+        """Decode images from `start` on, and return whether all of them are grey."""
+        several = [decode(i) for i in range(start, min(start + _CHUNK, len(sources)))]
+        for index, pixels in enumerate(several, start):
+            found[index] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return all(pixels.ndim == 2 for pixels in several)
+
+    grey, done = True, 0
+    for all_grey in in_threads(decode_some, range(0, len(sources), _CHUNK)):
+        grey, done = grey and all_grey, min(done + _CHUNK, len(sources))
         if progress is not None:
-            progress(min(len(found) * _CHUNK, len(sources)), len(sources), "images")
-    return _joined(found)
-
-
-def _joined(pieces: list[Pixels]) -> Pixels:
-    """Return one array (images, channels, height, width); grey becomes colour where both occur."""
-    channels = max(piece.shape[1] for piece in pieces)
-    return np.concatenate([np.broadcast_to(p, (len(p), channels, *p.shape[2:])) for p in pieces])
+            progress(done, len(sources), "images")
+    return np.ascontiguousarray(found[:, :1]) if grey else found
 
 
 def in_threads(

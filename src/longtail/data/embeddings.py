@@ -12,7 +12,10 @@ names; the classes are those of the training part, sorted.
 from __future__ import annotations
 
 import logging
+import mmap
+import os
 import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,11 @@ def read_embeddings(path: Path | str) -> tuple[ImageSet, ImageSet]:
 
 def _split(path: Path, train: ImageSet) -> tuple[ImageSet, ImageSet]:
     """Set the test part aside."""
+    if _outgrows_memory(train.images):
+        raise InputError(
+            f"{path} has no test part, and setting one aside would take more than half of the "
+            f"memory; store test_features and test_labels, too."
+        )
     rows = np.flatnonzero(train.counts[train.labels] > 1)
     if not len(rows):
         raise InputError(f"{path}: every class has one example; there is nothing to learn from.")
@@ -177,8 +185,7 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     lengths = compute.unique(compute.list_value_length(rows)).to_pylist()
     if len(lengths) != 1 or lengths[0] is None:
         raise InputError(f"{path}: all rows of features must have the same number of numbers.")
-    pieces = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in rows.chunks]
-    features = np.concatenate([piece.astype(np.float32, copy=False) for piece in pieces])
+    features = compute.list_flatten(rows).to_numpy().astype(np.float32, copy=False)
     features = features.reshape(-1, lengths[0])
     labels = labels.astype(str) if labels.dtype == object else labels
     split = np.full(len(labels), "train")
@@ -191,3 +198,39 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
         return {"features": features, "labels": labels}
     found = (features[~test], labels[~test], features[test], labels[test])
     return dict(zip(_PARTS, found, strict=True))
+
+
+# --- files larger than memory ---------------------------------------------------------------------
+
+
+def _outgrows_memory(features: NDArray[Any]) -> bool:
+    """Return whether features are mapped from a file that takes more than half of the memory."""
+    if not isinstance(features, np.memmap) or os.name == "nt":  # which has no advice
+        return False
+    return features.nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+
+
+def read_ahead(features: NDArray[Any]) -> Callable[[Iterable[int]], None]:
+    """Return a function that has the system read the given rows before they are needed.
+
+    A shuffled epoch over a file larger than memory waits for the disk at every row, and the
+    system reads up to some megabytes of neighbours each time. Told of many rows in advance, it
+    reads these alone, many at once. The function does nothing to features that fit in memory.
+
+    Call it for training only: reading the file from its start to its end is slower afterwards.
+    """
+    mapped: Any = features
+    if not _outgrows_memory(features) or not features.flags.c_contiguous:
+        return lambda rows: None
+    content = mapped._mmap
+    content.madvise(mmap.MADV_RANDOM)
+    # NumPy maps a file from the granule in which the array begins.
+    begin, size = mapped.offset % mmap.ALLOCATIONGRANULARITY, features[0].nbytes
+
+    def announce(rows: Iterable[int]) -> None:
+        for row in map(int, rows):
+            start = begin + row * size
+            page = start - start % mmap.PAGESIZE
+            content.madvise(mmap.MADV_WILLNEED, page, start + size - page)
+
+    return announce

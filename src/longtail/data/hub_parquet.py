@@ -104,7 +104,7 @@ def freeze(
     """Write a long-tailed training set and its test set into one parquet file, without loss.
 
     Args:
-        data: what to write.
+        data: training set, test set and perhaps a development set.
         path: the file; ``.parquet`` is its usual ending.
         dev: write the development set too.
         force: replace a file that exists.
@@ -124,7 +124,8 @@ def freeze(
         (True, True)
     """
     path = Path(path)
-    check_destination(path, force=force)
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; pass `force=True` to replace it.")
     if data.train.is_embeddings:
         raise InputError(f"{data.spec.name} holds embeddings; their own file is what to keep.")
     parts = {"train": data.train, "test": data.test}
@@ -188,17 +189,6 @@ def _webp(image: Pixels) -> bytes:
     return file.getvalue()
 
 
-def check_destination(path: Path | str, *, force: bool = False) -> None:
-    """Refuse what `freeze` could not write, before anything is read for it."""
-    path = Path(path)
-    for module in ("pyarrow.parquet", "PIL"):
-        _checks.require(module, extra="train")
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"{path} can't be a file: it is a folder, or its folder does not exist.")
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; pass `force=True` to replace it.")
-
-
 def read_frozen(path: Path | str) -> LongTailedData:
     """Read the data of a file that `freeze` wrote, with the same spec and fingerprints."""
     record = read_record(path)
@@ -223,7 +213,8 @@ def read_frozen(path: Path | str) -> LongTailedData:
 def read_record(path: Path | str) -> dict[str, Any]:
     """Return what `freeze` wrote into a file about it, without decoding its images."""
     pa = _checks.require("pyarrow", extra="train")
-    parquet = _checks.require("pyarrow.parquet", extra="train")
+    from pyarrow import parquet
+
     record: dict[str, Any] = {}
     with suppress(pa.ArrowException, KeyError, TypeError):
         record = json.loads(parquet.read_schema(path).metadata[_KEY])

@@ -51,8 +51,8 @@ class ImageSet(Labeled):
             (examples, D, 1, 1) with the pixel range 1, which may be mapped from a file.
         labels, class_names: see `Labeled`.
         pixel_range: the largest value a pixel can have, 255 for photographs.
-        role: what it must only be judged on, ``test`` or ``development``, which training
-            refuses; empty for any other.
+        role: ``test`` or ``development`` for images that training refuses, since runs are only
+            judged on them; else empty.
         image_shape: (channels, height, width).
         is_embeddings: True for embeddings, which are neither cropped nor normalised.
     """
@@ -91,12 +91,12 @@ class ImageSet(Labeled):
 
 @dataclass(frozen=True, eq=False)
 class LongTailedData:
-    """A long-tailed training set and the balanced test set that belongs to it.
+    """Long-tailed training set and the balanced test set that belongs to it.
 
     Attributes:
-        train: what training sees.
-        test: what `evaluate` sees.
-        spec: how a run's record names it.
+        train: training set.
+        test: test set, read by `evaluate` alone.
+        spec: name and profile, for a run's record.
         dev: the development set, to choose settings on: images that the training set leaves
             out, so that no run has trained on them; None where there are none.
     """

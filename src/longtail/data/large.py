@@ -1,10 +1,11 @@
-"""The large data sets by name, or any folder in their formats: which files, and what they hold.
+"""Large data sets by name, or any folder in their formats: their files and faults.
 
-How a list is read is in `lists`; how the images get from disk to the network, in `streaming`.
+`lists` reads a list; `streaming` brings the images from disk to the network.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Known:
-    """A published data set."""
+    """Published data set."""
 
     title: str
     num_classes: int
@@ -81,7 +82,7 @@ LARGE: dict[str, Known] = {
 
 @dataclass(frozen=True, eq=False)
 class ListedData:
-    """A training set on disk, the test set that belongs to it, and perhaps a validation set."""
+    """Training set on disk, its test set, and perhaps a validation set."""
 
     train: ListedImages
     test: ListedImages
@@ -96,7 +97,7 @@ class ListedData:
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of a data set's splits: lists, competition files, or folders of class folders."""
+    """Files of a data set's splits: lists, competition files, or folders of class folders."""
 
     name: str  # what records call it
     files: Mapping[str, Path]  # by split
@@ -125,13 +126,13 @@ class Sources:
 
     @property
     def _named(self) -> tuple[str, ...] | None:
-        """The classes as the training set calls them; a published data set's have numbers."""
+        """Class names of the training set; None where classes have numbers."""
         named = self.known is None and "train" in self.listings
         return self.listings["train"].class_names if named else None
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are: published, named by the training set, or counted."""
+        """Number of classes: published, named by the training set, or counted."""
         if self.known is not None:
             return self.known.num_classes
         if self._named is not None:
@@ -140,7 +141,7 @@ class Sources:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes of sound listings, as they are called or by their numbers."""
+        """Names of the classes of sound listings, or their numbers."""
         return self._named or tuple(map(str, range(self.num_classes)))
 
     def problems(self, *, splits: bool = True, judges_differ: bool = True) -> list[Problem]:
@@ -199,25 +200,30 @@ def find_sources(
                 f"the images may be elsewhere: `root=`."
             )
         folder = Path(given).expanduser()
-        for place in (folder / name, folder):
-            if files := _present(place, known.files):
-                return Sources(str(name), files, Path(root or place), known.files, known)
-        raise InputError(
-            f"there is no list of {known.title} in {folder} or {folder / name}; looked for "
-            f"{wanted}."
-        )
-    if path.is_file():
+        title, places, layouts = str(name), [folder / name, folder], [known.files]
+    elif path.is_file():
         return Sources(record_name(path.stem), {"train": path}, Path(root or path.parent), own)
-    if not path.is_dir():
+    elif path.is_dir():
+        title, places = record_name(path.resolve().name), [path]
+        layouts = [own, *(one.files for one in LARGE.values())]
+    else:
         raise InputError(
             f"there is no data set, list or folder {str(name)!r}; the data sets on disk are "
             f"{', '.join(LARGE)}."
         )
-    title = record_name(path.resolve().name)
-    for names in (own, *(known.files for known in LARGE.values())):
-        files = _present(path, names)
-        if "train" in files:
-            return Sources(title, files, Path(root or path), names)
+    for place, names in itertools.product(places, layouts):
+        files = {
+            split: next(filter(Path.is_file, [place / file for file in some]), None)
+            for split, some in names.items()
+        }
+        if files["train"] is not None:
+            there = {split: file for split, file in files.items() if file is not None}
+            return Sources(title, there, Path(root or place), names, known)
+    if known is not None:
+        raise InputError(
+            f"there is no list of {known.title} in {folder} or {folder / name}; looked for "
+            f"{wanted}."
+        )
     trees = {split: path / split for split in SPLITS if (path / split).is_dir()}
     if "train" in trees:
         names = {split: (f"{split}/<class>/<image>",) for split in SPLITS}
@@ -227,13 +233,6 @@ def find_sources(
         f"{', '.join(known.title for known in LARGE.values())}) nor the folders "
         f"train/<class>/<image> and test/<class>/<image>."
     )
-
-
-def _present(folder: Path, files: Mapping[str, tuple[str, ...]]) -> dict[str, Path]:
-    """Return the lists that are there, by split."""
-    there = {split: [folder / name for name in names] for split, names in files.items()}
-    found = {split: next(filter(Path.is_file, paths), None) for split, paths in there.items()}
-    return {split: path for split, path in found.items() if path is not None}
 
 
 def load_listed(

@@ -24,8 +24,8 @@ from longtail._checks import InputError, IntArray
 from longtail.data.images import Labeled
 from longtail.runs.files import read_json
 
-_LONGEST_LABEL = 9  # digits; more than any label space has
-_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]")
+# Absolute, or with '..' for a part.
+_OUTSIDE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|(.*/)?\.\.(/|$)")
 # Left in folders by systems, archives and network drives, beside what a leading dot hides.
 _CLUTTER = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir")
 _ENDINGS = (
@@ -43,7 +43,7 @@ class ListedImages(Labeled):
         paths: one relative path per example, with forward slashes; kept as an array of bytes,
             which takes a third of the memory of text and is not copied for worker processes.
         labels, class_names: see `Labeled`.
-        name: what a run's record calls the data.
+        name: of the data in a run's record.
 
     Examples:
         >>> data = ListedImages(Path("photos"), ["a/1.jpg", "a/2.jpg", "b/1.jpg"],
@@ -109,7 +109,7 @@ class Problem:
 
 
 class Listing(NamedTuple):
-    """The sound entries of a list, and what is wrong with the others."""
+    """Sound entries of a list, and the problems of the others."""
 
     source: Path  # the list, competition file or folder
     root: Path  # the folder that the paths start from
@@ -144,7 +144,7 @@ def _scan_lines(path: Path, root: Path) -> Listing:
         if len(fields) == 1:
             rule = f"a line is `path label`; got {name!r} alone"
             problems.append(Problem("line", where, rule))
-        elif not label.isdecimal() or len(label) > _LONGEST_LABEL:
+        elif not label.isdecimal():
             rule = f"the label must be a whole number, 0 or more; got {label!r}"
             problems.append(Problem("label", where, rule))
         else:
@@ -196,11 +196,8 @@ def _listing(
     """Return the entries (place, path, label) whose paths are sound; of one file's the first."""
     found: dict[str, tuple[str, int]] = {}
     for where, name, label in entries:
-        if _ABSOLUTE.match(name):
-            rule = f"a path must be relative to the image root; {name!r} is absolute"
-            problems.append(Problem("path", where, rule))
-        elif ".." in name and ".." in name.split("/"):
-            rule = f"a path must stay below the image root; {name!r} has '..' in it"
+        if _OUTSIDE.match(name):
+            rule = f"a path must be relative and stay below the image root; got {name!r}"
             problems.append(Problem("path", where, rule))
         else:
             # Normalised, so that one file has one name.

@@ -20,7 +20,7 @@ _ORIENTATION = 0x0112  # in EXIF data: 1 is as stored, 2 to 8 are turned, mirror
 
 
 class Box(NamedTuple):
-    """A part of an image, in its pixels."""
+    """Part of an image, in its pixels."""
 
     left: float
     top: float
@@ -65,13 +65,13 @@ def random_box(
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """The view of training: a random part of the image, mirrored half of the time.
+    """View for training: a random part of the image, mirrored half of the time.
 
     Attributes:
         size: pixels of a side of the result.
         scale: the least and the largest share of the area, see `random_box`.
         ratio: the least and the largest width over height.
-        flip: how often the image is mirrored left to right.
+        flip: probability that the image is mirrored left to right.
     """
 
     size: int = 224
@@ -89,7 +89,7 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The view of evaluation: the shorter side scaled to `resize`, then the centre.
+    """View for evaluation: the shorter side scaled to `resize`, then the centre.
 
     Attributes:
         size: pixels of a side of the result.

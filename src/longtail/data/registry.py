@@ -61,8 +61,8 @@ def load(
         counts: class sizes of a natural profile in label order, or a text file of them.
         fit: give the profile of `counts` the data set's own number of classes and size, see
             `fit_counts`.
-        seed: which subset; 0 is the one that published results use.
-        development: how many images of each class the development set has at most, of those
+        seed: of the subset; 0 is the one that published results use.
+        development: largest number of images of each class in the development set, of those
             that the subset leaves out; 5,000 shared out among the classes if None. A frozen
             file has the one that was frozen, or none.
         verify: refuse CIFAR files whose content is not the official one.

@@ -18,7 +18,7 @@ RULES = ("instance", "class-balanced", "square-root", "under", "progressive")
 
 
 class ClassSampler:
-    """The examples of each epoch, by one of the classical resampling rules.
+    """Draws the examples of each epoch by one of the classical resampling rules.
 
         instance        p_y ∝ n_y           every example once, shuffled
         class-balanced  p_y ∝ 1

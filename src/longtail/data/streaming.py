@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A batch to decode; `draws` number the draws of the epoch of all processes."""
+    """Batch to decode; `draws` number the draws of the epoch of all processes."""
 
     epoch: int
     indices: IntArray
@@ -80,9 +80,9 @@ def training_stream(
     once is cropped anew each time.
 
     Args:
-        data: what to stream.
+        data: images and labels.
         batch_size: of this process.
-        sampler: which examples, and this process's share; every example once if None.
+        sampler: draws the examples of this process; every example once if None.
         view: the crop; `RandomCrop` to 224 pixels if None.
         seed: of crops, and of the order where there is no sampler.
         drop_last: leave out a last batch that is smaller than the others.
@@ -106,7 +106,7 @@ def training_stream(
 
 
 class _Sampled:
-    """The requests of a sampler's epoch, each index with its place in that of all processes."""
+    """Requests of a sampler's epoch, each index with its place in that of all processes."""
 
     def __init__(self, sampler: DistributedClassSampler, batch_size: int, drop_last: bool) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
@@ -138,7 +138,7 @@ def evaluation_stream(
     """Stream every example once, over all processes together, with nothing random.
 
     Args:
-        data: what to stream.
+        data: images and labels.
         batch_size: of this process.
         view: the crop; `CenterCrop`, 256 to 224 pixels, if None.
         num_replicas: number of processes; by default torch.distributed's, or 1 without it.
@@ -165,10 +165,10 @@ def planned_stream(data: ListedImages, *, view: View, seed: int, **options: Any)
 
 
 class ImageStream:
-    """An iterable of `Batch`es; made by the functions above.
+    """Iterable of `Batch`es; made by the functions above.
 
     Args:
-        data: what to stream.
+        data: images and labels.
         requests: an iterable of `Request`, the batches of an epoch, anew in each iteration.
         view: the crop.
         seed: of the crops.
@@ -206,9 +206,9 @@ class ImageStream:
             parallel |= {"timeout": _WAIT_SECONDS, "worker_init_fn": _end_with_parent}
         self._loader: DataLoader[Any] = DataLoader(
             StreamedImages(data, view, seed),
-            batch_sampler=requests,
+            sampler=requests,
+            batch_size=None,  # a request is answered with a batch
             num_workers=self.workers,
-            collate_fn=_unchanged,  # a request is answered with a batch
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             generator=torch.Generator(),  # nothing here draws from it; torch's own stays untouched
             **parallel,
@@ -280,13 +280,13 @@ class ImageStream:
 
 
 class StreamedImages(Dataset[Any]):
-    """The data set that torch's workers hold; it answers requests for whole batches."""
+    """Data set that torch's workers hold; it answers requests for whole batches."""
 
     def __init__(self, data: ListedImages, view: View, seed: int) -> None:
         self.data, self.view, self.seed = data, view, seed
 
-    def __getitems__(self, request: Request) -> tuple[Batch, list[tuple[int, str]]]:
-        """Decode a batch; torch's fetcher calls this with what the batch sampler yields.
+    def __getitem__(self, request: Request) -> tuple[Batch, list[tuple[int, str]]]:
+        """Decode a batch.
 
         Images that can't be decoded are not in the batch but beside it, as (index, reason).
         """
@@ -333,10 +333,6 @@ def _end_with_parent(_: int) -> None:
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _unchanged(fetched: Any) -> Any:
-    return fetched
 
 
 def default_workers() -> int:

@@ -67,7 +67,7 @@ def make_long_tailed(
         spec: its `profile` is ``exp`` or ``step``, whose n_max is the size of the pool's
             smallest class; or ``natural``, with the class sizes as ``settings["counts"]``; or
             None for the whole pool as it is, which leaves nothing out.
-        development: how many of each class the development set has at most, of those that the
+        development: largest number of each class in the development set, of those that the
             subset leaves out; if None, 5,000 images shared out among the classes; 0 for no such
             set.
 
@@ -121,9 +121,9 @@ def held_out_split(
         labels: shape (examples,).
         fraction: of each class that is held out, rounded, at least one example; a class keeps
             at least one example to train on.
-        seed: which examples.
+        seed: of the choice.
         class_names: in label order, for messages; None for the labels themselves.
-        remedy: what to do about a class of one example, for the message.
+        remedy: advice about a class of one example, for the message.
 
     Returns:
         (training positions, held-out positions), each in ascending order.

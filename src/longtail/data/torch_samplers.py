@@ -29,11 +29,11 @@ class DistributedClassSampler(DistributedSampler[int]):
     Lightning does so itself and leaves the sampler in place.
 
     Args:
-        sampler: what to draw.
+        sampler: draws the epoch of all processes together.
         num_replicas: number of processes; by default torch.distributed's, or 1 without it.
         rank: of this process, likewise.
-        drop_last: whether to drop the up to num_replicas − 1 last indices, or to repeat the
-            epoch's first ones instead.
+        drop_last: drop the up to num_replicas − 1 last indices; if False, repeat the epoch's
+            first ones instead.
 
     Examples:
         >>> sampler = ClassSampler([0, 0, 0, 1, 1, 1, 1])
@@ -86,9 +86,9 @@ class DistributedClassSampler(DistributedSampler[int]):
         """Return where training stands in the epoch, the same on every process.
 
         Args:
-            taken: how many indices this process has trained on since the iteration began, such
-                as batches × batch size. By default those that were handed out, which with
-                worker processes runs ahead of training by what they have fetched.
+            taken: number of indices that this process has trained on since the iteration
+                began, such as batches × batch size. By default those that were handed out, which
+                with worker processes runs ahead of training by what they have fetched.
 
         Returns:
             ``epoch``, ``position`` (in the epoch of all processes together) and

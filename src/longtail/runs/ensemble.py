@@ -80,7 +80,7 @@ def mean_logits(runs: Sequence[Run], *, split: str) -> SplitLogits:
     Args:
         runs: of one data set and one part of it, with the split's logits of the same examples
             in the same order.
-        split: which.
+        split: its name.
 
     Returns:
         ``logits, target, indices``; the mean is taken in float64 and kept in float32.
@@ -111,7 +111,7 @@ def ensemble(
     Args:
         runs: see `mean_logits`.
         root: the folder of runs.
-        split: which logits.
+        split: of the logits.
         replace: write again what is there already.
 
     Returns:

@@ -25,7 +25,7 @@ _TEMPORARY = re.compile(r".*\.[0-9a-f]{8}\.tmp|\.tmp\w{6}")  # ours, and safeten
 
 def temporary_name(path: Path) -> Path:
     """Return a name beside `path` that no other process uses."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    return path.parent / f"{path.name}.{secrets.token_hex(4)}.tmp"
 
 
 def is_temporary(path: Path) -> bool:
@@ -61,8 +61,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         temporary.touch(exist_ok=False)
         mode = (path if path.exists() else temporary).stat().st_mode
         yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
         temporary.chmod(mode & 0o7777)
-        _sync(temporary)
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
@@ -71,15 +72,11 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
             error.filename = str(path)
         raise
     if os.name != "nt":  # Windows opens no folders
-        _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
@@ -129,8 +126,7 @@ def sha256(content: Path | str | bytes) -> str:
 def fingerprint(*arrays: Any) -> str:
     """Return the SHA-256 of arrays: over each one's dtype, shape and bytes.
 
-    Byte order and memory layout play no part; dtype, shape and the arrays' order do. Memory
-    maps are read in pieces.
+    Byte order and memory layout play no part; dtype, shape and the arrays' order do.
 
     Examples:
         >>> fingerprint(np.arange(3))[:8]
@@ -144,10 +140,9 @@ def fingerprint(*arrays: Any) -> str:
             raise InputError(f"arrays must hold numbers or booleans; one is {array.dtype}.")
         dtype = array.dtype.newbyteorder("<")
         digest.update(f"{dtype.str};{','.join(map(str, array.shape))};".encode())
-        flat = np.atleast_1d(array)
-        rows = max(1, (1 << 24) // max(1, array.nbytes // max(1, len(flat))))
-        for start in range(0, len(flat), rows):
-            digest.update(np.ascontiguousarray(flat[start : start + rows], dtype=dtype).data)
+        content = np.ascontiguousarray(array, dtype=dtype).reshape(-1).view(np.uint8)
+        for start in range(0, len(content), 1 << 24):  # in pieces, which can be interrupted
+            digest.update(content[start : start + (1 << 24)].data)
     return digest.hexdigest()
 
 
@@ -157,7 +152,8 @@ def write_tensors(path: Path | str, tensors: Mapping[str, Any]) -> None:
     The same tensors give the same bytes.
     """
     safetensors = _checks.require("safetensors", extra="train")
-    save_file = _checks.require("safetensors.numpy", extra="train").save_file
+    from safetensors.numpy import save_file
+
     arrays = {n: np.asarray(_checks.as_numpy(tensors[n]), order="C") for n in sorted(tensors)}
     with atomic_path(path) as temporary:
         try:
@@ -175,18 +171,16 @@ def read_tensors(path: Path | str) -> dict[str, NDArray[Any]]:
     safetensors = _checks.require("safetensors", extra="train")
     try:
         with safetensors.safe_open(path, framework="numpy"), open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            first, content = file.tell(), np.memmap(path, mode="r")
     except (safetensors.SafetensorError, ValueError) as error:
         raise InputError(f"{path} is not a readable safetensors file: {error}.") from error
     header.pop("__metadata__", None)
     found: dict[str, NDArray[Any]] = {}
     for name, entry in header.items():
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        dtype, (start, end) = entry["dtype"], entry["data_offsets"]
         kind = np.dtype("?" if dtype == "BOOL" else f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
-        start = 8 + length + entry["data_offsets"][0]
-        empty = 0 in shape  # no map is that small
-        found[name] = np.empty(shape, kind) if empty else np.memmap(path, kind, "r", start, shape)
+        found[name] = content[first + start : first + end].view(kind).reshape(entry["shape"])
     return found
 
 

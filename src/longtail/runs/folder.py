@@ -47,11 +47,11 @@ _logger = logging.getLogger("longtail")
 
 
 class RunError(InputError):
-    """A run folder is missing, of a newer format, edited, or not what was asked for."""
+    """Run folder missing, of a newer format, edited, or not the one asked for."""
 
 
 class UnfinishedRunError(RunError):
-    """A run was interrupted: its folder is half written."""
+    """Run folder half written, since its training was interrupted."""
 
 
 class SplitLogits(NamedTuple):
@@ -66,15 +66,13 @@ class SplitLogits(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The last layer's Euclidean norm of each class's weights, and its bias if it has one."""
+    """Euclidean norm of each class's weights in the last layer, and its bias if it has one."""
 
     norms: NDArray[Any]
     bias: NDArray[Any] | None
 
 
-def logits_file(split: str) -> str:
-    """Return the name of the file that holds a split's logits."""
-    return f"logits-{split}.safetensors"
+logits_file = "logits-{}.safetensors".format  # of a split
 
 
 def seal(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,12 +82,12 @@ def seal(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Run:
-    """A run folder, opened for reading. Make one with `Run.open`.
+    """Run folder opened for reading; made by `Run.open`.
 
     Attributes:
-        folder: where it is.
+        folder: its place.
         record: all of `run.json`.
-        spec: what was asked for.
+        spec: of the run.
         name: ``<dataset>/<method>-s<seed>-<hash8>``, wherever the folder may lie.
         prior: class frequencies of the examples that it trained on.
         data: fingerprint of the training data.
@@ -140,24 +138,23 @@ class Run:
             )
         try:
             record: dict[str, Any] = files.read_json(path)
-            if record["format"] > FORMAT:
-                raise RunError(
-                    f"it has format {record['format']}, which is newer than this longtail reads "
-                    f"({FORMAT}); run: pip install --upgrade longtail"
-                )
-            whole = record.get("checksum") == seal(record)["checksum"]
-        except (ValueError, LookupError, TypeError) as error:
+            newer, whole = record["format"] > FORMAT, record == seal(record)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise RunError(f"{path} can't be read: {error}") from error
+        if newer:
+            raise RunError(
+                f"{path} has format {record['format']}, which is newer than this longtail reads "
+                f"({FORMAT}); run: pip install --upgrade longtail"
+            )
         if not whole:
             raise RunError(
                 f"{path} was edited after it was written (its checksum does not match); "
                 f"restore it or train again."
             )
         if record["status"] != "finished" and not unfinished:
-            again = record.get("command")
+            again = record.get("command") or "the command that began it"
             raise UnfinishedRunError(
-                f"{folder} is half written: its training did not finish; "
-                + (f"resume it with: {again}" if again else "run its command again to resume it.")
+                f"{folder} is half written: its training did not finish; resume it with: {again}"
             )
         for name, digest in record["files"].items():
             path = folder / name
@@ -206,9 +203,11 @@ class Run:
 
     def log(self) -> list[dict[str, Any]]:
         """Return the logged lines; a last line that a kill cut short is left out."""
-        lines = [json.loads(line).items() for line in _log_lines(self.folder)]
         text = ("NaN", "Infinity", "-Infinity")  # of numbers that JSON does not have
-        return [{k: float(v) if v in text else v for k, v in line} for line in lines]
+        return [
+            {key: float(value) if value in text else value for key, value in line.items()}
+            for line in map(json.loads, _log_lines(self.folder))
+        ]
 
     def model(self) -> dict[str, NDArray[Any]]:
         """Return the weights by name, memory-mapped."""
@@ -268,14 +267,12 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
         raise InputError("`runs` is empty; at least one run is needed.")
     first, seen = opened[0], dict[str, Run]()
     for run in opened:
-        how = "were trained on different data" if run.data != first.data else ""
-        if run.prior.num_classes != first.prior.num_classes:
-            how = "have different numbers of classes"
-        if how:
+        if run.data != first.data:
             lines = [s for s in first.spec.difference(run.spec) if s.startswith("dataset.")]
             detail = f" ({'; '.join(lines)})" if lines else ""
             raise RunError(
-                f"{first.folder} and {run.folder} {how}{detail}; compare runs of one data set."
+                f"{first.folder} and {run.folder} were trained on different data{detail}; compare "
+                f"runs of one data set."
             )
         for name in run.splits if split is None else (split,):
             if name not in run.splits:
@@ -284,12 +281,10 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
             mine, theirs = (one.record["splits"][name] for one in (run, other))
             images = {mine["data"], theirs["data"]} - {None}
             if mine["target"] != theirs["target"] or len(images) > 1:
-                way_out = f"judge both again with `longtail evaluate RUN --split {name} --force`"
-                if name == "held-out":
-                    way_out = "compare runs of one held-out part"
                 raise RunError(
                     f"{other.folder} and {run.folder} have different examples in the split "
-                    f"{name!r}; {way_out}."
+                    f"{name!r}; compare runs that were judged on the same ones, or judge both "
+                    f"again: `longtail evaluate RUN --split {name} --force`."
                 )
 
 
@@ -354,11 +349,11 @@ class RunWriter:
 
         Args:
             root: the folder of runs.
-            spec: what decides the result.
+            spec: everything that decides the result.
             prior: of the examples that the model trains on, with counts.
             data: fingerprint of the training data, before anything is held out of it.
-            device: what it runs on, as text.
-            command: what to type to resume this run, for messages.
+            device: of the training, as text.
+            command: resumes this run; for messages.
             class_names: one per class, for reports.
             force: delete a run that is there already.
         """
@@ -439,9 +434,10 @@ class RunWriter:
     def log(self, **values: Any) -> None:
         """Append one line to the log; NaN and infinity are kept, as text."""
         for key, value in values.items():
-            number = value.item() if getattr(value, "ndim", None) == 0 else value
-            odd = isinstance(number, float) and not math.isfinite(number)
-            values[key] = json.dumps(number) if odd else number
+            if getattr(value, "ndim", None) == 0:
+                value = value.item()
+            odd = isinstance(value, float) and not math.isfinite(value)
+            values[key] = json.dumps(value) if odd else value
         with open(self.folder / LOG, "ab") as file:
             file.write(json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
@@ -477,13 +473,16 @@ class RunWriter:
             data: fingerprint of the split's examples.
             replace: write again what is there already.
         """
-        record, name = self._record, logits_file(split)
-        if split in record["splits"] and not replace:
+        splits, listed = dict(self._record["splits"]), dict(self._record["files"])
+        name, classes = logits_file(split), len(self._record["prior"]["counts"])
+        there = splits.pop(split, None) is not None
+        listed.pop(name, None)
+        if there and not replace:
             raise RunError(
                 f"{self.folder} has the logits of the split {split!r} already; pass "
                 f"`replace=True` to write them again."
             )
-        classes, scores = len(record["prior"]["counts"]), _checks.matrix(logits)
+        scores = _checks.matrix(logits)
         if scores.shape[1] != classes:
             raise InputError(
                 f"`logits` has {scores.shape[1]} columns but the run has {classes} classes."
@@ -497,7 +496,6 @@ class RunWriter:
             _checks.same_length(scores, values, name=key)
         head = {"head_norms": norms, "head_bias": bias} if norms is not None else {}
         head = {key: _checks.as_numpy(found) for key, found in head.items() if found is not None}
-        splits = {key: value for key, value in record["splits"].items() if key != split}
         for other, entry in splits.items():
             if head and entry["head"] is not None:
                 theirs = files.read_tensors(self.folder / logits_file(other))["head_norms"]
@@ -507,8 +505,7 @@ class RunWriter:
                         f"the head's `norms` differ from those stored with the split {other!r}, "
                         f"so these logits come from other weights."
                     )
-        listed = {key: value for key, value in record["files"].items() if key != name}
-        if split in record["splits"]:  # unlisted first: a kill must not look like an edit
+        if there:  # unlisted first: a kill must not look like an edit
             self._save(splits=splits, files=listed)
         files.write_tensors(self.folder / name, tensors | head)
         entry = {
@@ -518,8 +515,8 @@ class RunWriter:
             "data": data,
             "head": files.fingerprint(*head.values()) if head else None,
         }
-        digest = files.sha256(self.folder / name)
-        self._save(splits={**splits, split: entry}, files={**listed, name: digest})
+        listed[name] = files.sha256(self.folder / name)
+        self._save(splits={**splits, split: entry}, files=listed)
 
     def write_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the weights by name (NumPy arrays or torch tensors)."""

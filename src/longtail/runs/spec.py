@@ -6,7 +6,6 @@ kept, exactly.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -20,11 +19,10 @@ POOL = "pool"
 """Setting of data read from a folder of one's own: a fingerprint of what it held."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # folders are named after it
-_RANGES = {"seed": (0, math.inf), "held_out": (0, 1), "imbalance_ratio": (1, math.inf)}
 
 
 class Settings(dict[str, Any]):
-    """A mapping of names to JSON values.
+    """Mapping of names to JSON values.
 
     Lists become tuples and nested mappings Settings, so that a spec reads the same before and
     after a trip through a file, and can be hashed. To change one, make a new one.
@@ -73,25 +71,19 @@ def _plain(value: Any, *, identity: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class _Document:
-    """A JSON object with the fields for keys, checked and frozen when it is made."""
+    """JSON object with the fields for keys, checked and frozen when it is made."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value, part = getattr(self, f.name), _PARTS.get(f.name)
-            if part is None:
-                value = _frozen(value)
-            elif not isinstance(value, part):
+            if part is not None and not isinstance(value, part):
                 value = part.from_json({"name": value} if isinstance(value, str) else value)
             if f.name == "name" and not _SAFE_NAME.fullmatch(str(value)):
                 raise InputError(
                     f"RunSpec: names must be of letters, digits, dots, dashes and underscores, "
                     f"since folders are named after them; got {value!r}."
                 )
-            low, high = _RANGES.get(f.name, (0, 0))
-            if low < high and value is not None and not low <= value < high:
-                rule = f"at least {low}" + (f" and below {high}" if high < math.inf else "")
-                raise InputError(f"`{f.name}` must be {rule}; got {value!r}.")
-            self.__dict__[f.name] = value
+            self.__dict__[f.name] = _frozen(value)
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
@@ -110,13 +102,13 @@ class _Document:
 
 @dataclass(frozen=True)
 class DataSpec(_Document):
-    """The examples that a run trains on.
+    """Examples that a run trains on.
 
     Attributes:
         name: the data set, such as ``cifar100-lt``.
-        profile: how class sizes fall off (``exp``, ``step``), or None for its own sizes.
+        profile: of the class sizes (``exp``, ``step``), or None for its own sizes.
         imbalance_ratio: largest over smallest class size, where the profile has one.
-        seed: which subset; 0 is the literature's.
+        seed: of the subset; 0 is the literature's.
         held_out: fraction of each class kept out of training.
         settings: anything else that decides which examples these are.
     """
@@ -131,7 +123,7 @@ class DataSpec(_Document):
 
 @dataclass(frozen=True)
 class Part(_Document):
-    """A model or a method: its name and its settings.
+    """Model or method: its name and its settings.
 
     Examples:
         >>> Part("logit-adjusted", {"tau": 1.0}).to_json()
@@ -144,7 +136,7 @@ class Part(_Document):
 
 @dataclass(frozen=True)
 class RecipeSpec(_Document):
-    """The values that a run trains with, and where they came from.
+    """Values that a run trains with, and where they came from.
 
     Attributes:
         name: the named recipe that these values started from.
@@ -162,10 +154,10 @@ class RunSpec(_Document):
     """Everything that decides a run's result.
 
     Attributes:
-        dataset: which examples (a DataSpec, or just the name).
-        model: which network (a Part, or just the name).
-        method: which loss, sampling and so on (a Part, or just the name).
-        recipe: how it trains (a RecipeSpec, or just the name).
+        dataset: its examples (a DataSpec, or just the name).
+        model: its network (a Part, or just the name).
+        method: its loss, sampling and so on (a Part, or just the name).
+        recipe: its training (a RecipeSpec, or just the name).
         seed: of the run's own randomness.
         settings: anything else that changes the result, such as the precision.
 
