@@ -223,6 +223,8 @@ class Training:
         chunk = max(1, _CHUNK_BYTES // self.data.pixels[0].nbytes)
         for stream, runs in enumerate(self.streams):
             plan = self.plans[runs[0]]
+            if self.data.announce is not None:  # of this block and the next
+                self.data.announce(plan.images.rows[first : 2 * end - first].tolist())
             for low in range(first, end, chunk):
                 part = slice(low, min(low + chunk, end))
                 at = slice(part.start - first, part.stop - first)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.data.embeddings import read_ahead
 from longtail.data.images import ImageSet
 from longtail.train.augment import fill_outside, gather_crops, normalize
 from longtail.train.mixing import MixPlan, cutout, mix
@@ -34,10 +36,13 @@ class Resident:
     Attributes:
         pixels: as in `images`, shape (examples, channels, height, width).
         labels: shape (examples,).
+        announce: for features in a mapped file: called with the rows that come next.
     """
 
     def __init__(self, images: ImageSet, device: torch.device) -> None:
         self.pixels = as_tensor(images).to(device)
+        mapped = device.type == "cpu" and isinstance(images.images, np.memmap)
+        self.announce = read_ahead(images.images) if mapped else None
         self.labels = torch.from_numpy(images.labels).to(device)
         self.pixel_range = images.pixel_range
         self.image_shape, self.num_classes = images.image_shape, images.num_classes
