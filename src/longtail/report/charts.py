@@ -116,6 +116,7 @@ class ClassAxis(NamedTuple):
             "tickvals": places,
             "ticktext": labels,
             "tickangle": -45 if sum(map(len, labels)) > 40 else 0,
+            "ticklabeloverflow": "allow",
             "range": [-0.6, len(self.names) - 0.4],
         }
 
