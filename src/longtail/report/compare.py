@@ -361,6 +361,8 @@ def _notes(comparison: Comparison) -> Iterable[str]:
         )
     elif counts:
         yield f"{_TOO_FEW[counts[-1]].capitalize()}; train more before concluding."
+    if comparison.split == "train":
+        yield "The runs learnt from these very examples."
     if not all(row.seeds for row in rows):
         yield "Ensemble: the mean of several networks' logits, one result without an interval."
     sources = {row.tau_source for row in rows}
@@ -382,7 +384,7 @@ def summary(comparison: Comparison) -> list[str]:
         aside = f" (over the {len(shared)} seeds that all share)"
         if len(shared) < 2:
             aside = " (with the one seed that all share)" if shared else " (they share no seed)"
-    error = f"{percent(comparison.mean_error(winner))}%{aside}"
+    error = f"{percent(comparison.mean_error(winner))}%{aside if winner.seeds else ''}"
     if base is None:
         return [
             f"The lowest balanced error is that of {winner.name}, {error}.",
@@ -415,7 +417,8 @@ def _winner_sentence(comparison: Comparison, error: str) -> str:
     found = comparison.against_softmax(winner, level=1 - 0.05 / others)
     text = f"Of the others, oracles aside, {winner.name} does best, with {error}"
     if found is None:
-        return f"{text}; it shares no seeds with softmax to compare it by."
+        why = "it shares no seeds with softmax" if winner.seeds else "an ensemble has no interval"
+        return f"{text}, but {why}, so this may be noise."
     text += f": {percent(abs(found.mean))} points {'lower' if found.mean < 0 else 'higher'}"
     if math.isnan(found.low):
         return f"{text}, but {_TOO_FEW[found.seeds]}, so this may be noise."
