@@ -66,12 +66,7 @@ class ClassAxis(NamedTuple):
     groups: dict[str, IntArray]  # classes by training examples: many, medium, few
 
     @classmethod
-    def of(
-        cls,
-        prior: ClassPrior,
-        class_names: Sequence[str] | None = None,
-        groups: dict[str, IntArray] | None = None,
-    ) -> ClassAxis:
+    def of(cls, prior: ClassPrior, class_names: Sequence[str] | None = None) -> ClassAxis:
         """Return the axis of these frequencies; equally frequent classes stay in label order.
 
         Examples:
@@ -84,7 +79,8 @@ class ClassAxis(NamedTuple):
             amounts = [f"{100 * share:.3g}%" for share in prior.probs]
         else:
             amounts = [f"{count:,}" for count in prior.counts]
-        groups = {name: classes for name, classes in (groups or {}).items() if len(classes)}
+        groups = {} if prior.counts is None else prior.groups()
+        groups = {name: classes for name, classes in groups.items() if len(classes)}
         order = np.argsort(-prior.probs, kind="stable").astype(np.int64)
         if len(order) <= MOST_BARS:
             names, amounts = [names[k] for k in order], [amounts[k] for k in order]

@@ -181,14 +181,7 @@ def _add_tau(
     page.add("tau", "What τ does", text(words), curves, knob, *bars)
 
 
-def _add_errors(
-    page: Page,
-    axis: ClassAxis,
-    series: Sequence[Series],
-    values: FloatArray,
-    *,
-    bounds: dict[str, str],
-) -> None:
+def _add_errors(page: Page, axis: ClassAxis, series: Sequence[Series], values: FloatArray) -> None:
     """Add the sections about errors by class and group; `values` (methods, classes)."""
     named = zip(axis.names, axis.counts, axis.mean(values).T, strict=True)
     rows = [(name, count, *(f"{value:.1f}" for value in of)) for name, count, of in named]
@@ -200,7 +193,7 @@ def _add_errors(
     page.add("classes", title, text(words), by_class, numbers)
     if axis.groups:
         words = "The same errors, averaged over groups of classes by training examples: "
-        words += ", ".join(f"{name} {bound}" for name, bound in bounds.items())
+        words += ", ".join(f"{name} {bound}" for name, bound in GROUP_BOUNDS.items())
         by_group = charts.group_errors(axis, series, values)
         page.add("groups", "Many, medium, few", text(f"{words}."), by_group)
 
@@ -248,7 +241,7 @@ def runs_page(
     page = Page(
         title or f"Long-tailed classification on {first.spec.dataset.name}", summary(comparison)
     )
-    axis = ClassAxis.of(prior, first.class_names, prior.groups())
+    axis = ClassAxis.of(prior, first.class_names)
     counts = np.asarray(prior.probs if prior.counts is None else prior.counts, dtype=np.float64)
     words = (
         f"The training set has {prior.num_classes:,} classes; the most frequent has "
@@ -272,7 +265,7 @@ def runs_page(
         _add_runs_tau(page, axis, comparison)
     rows = shown_rows(comparison)
     series, values = series_of(rows, comparison), 100 * np.array([row.per_class for row in rows])
-    _add_errors(page, axis, series, values, bounds=GROUP_BOUNDS)
+    _add_errors(page, axis, series, values)
 
     bins = [[result.reliability for result in row.results] for row in rows]
     pooled = [sum(of_seed[1:], of_seed[0]) for of_seed in bins]
@@ -462,8 +455,7 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     kept = np.setdiff1d(np.arange(prior.num_classes), result.left_out)
     counts, probs = prior.counts, prior.probs[kept]
     judged = ClassPrior(probs / probs.sum(), None if counts is None else counts[kept])
-    groups = {} if counts is None else judged.groups(many=result.many, few=result.few)
-    axis = ClassAxis.of(judged, [source.label(int(k)) for k in kept], groups)
+    axis = ClassAxis.of(judged, [source.label(int(k)) for k in kept])
 
     ratio = f"{prior.imbalance_ratio:,.4g} times as frequent as the rarest"
     left_out = len(result.left_out)
@@ -489,6 +481,7 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     errors = errors_at(taus, [curve])
     balanced = errors[0].mean(axis=1)
     best = int(np.argmin(balanced))
+    assert result.balanced is not None  # of labelled examples
     chosen = "τ given" if result.tuning is None else "τ chosen"
     choices = {
         chosen: (result.tau, used, 100 * result.balanced.after.value),
@@ -507,10 +500,7 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
     wrong = np.stack([tally.wrong, tally.wrong - tally.fixed + tally.broken])
     looks = {"before": "softmax", "after": ADJUSTED}
     series = [Series(label, figures.color(method)) for label, method in looks.items()]
-    many, few = f"{result.many:g}", f"{result.few:g}"
-    bounds = {"many": f"over {many}", "medium": f"{few} to {many}", "few": f"under {few}"}
-    values = np.asarray(100 * wrong[:, kept] / tally.counts[kept])
-    _add_errors(page, axis, series, values, bounds=bounds)
+    _add_errors(page, axis, series, np.asarray(100 * wrong[:, kept] / tally.counts[kept]))
     if command is not None:
         page.add("again", "How to make it again", commands([command]))
     return page
