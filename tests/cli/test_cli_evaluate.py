@@ -153,7 +153,7 @@ def test_an_unfinished_run_is_refused_by_name_and_left_out_of_a_folder(
     said = refused("evaluate", half.folder)
     assert "its training did not finish; resume it with: longtail train --dataset" in said
     result = ok("evaluate", runs)
-    assert f"left out {half.folder}, which is half written" in result.err
+    assert f"left out {half.folder} (half written)" in result.err
 
 
 def test_other_data_are_refused(runs, cli, refused):

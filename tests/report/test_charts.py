@@ -26,7 +26,7 @@ def test_plotly_accepts_every_chart(page):
 
 def test_papers_show_the_pages_numbers(page):
     pytest.importorskip("matplotlib")
-    for name in ("chart-classes", "chart-norms", "chart-calibration"):
+    for name in ("chart-per-class", "chart-weight-norms", "chart-reliability"):
         chart = page.charts[name]
         (axes,) = charts.draw(chart).axes
         for line, trace in zip(axes.lines, chart.data, strict=True):
@@ -36,19 +36,24 @@ def test_papers_show_the_pages_numbers(page):
     (axes,) = charts.draw(groups).axes
     heights = [[bar.get_height() for bar in container] for container in axes.containers]
     np.testing.assert_allclose(heights, [trace["y"] for trace in groups.data])
-    (axes,) = charts.draw(page.charts["chart-methods"]).axes
+    (axes,) = charts.draw(page.charts["chart-errors"]).axes
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     labels = [text.get_text() for text in axes.get_yticklabels()]
     hollow = [dot.get_markerfacecolor() == charts.PAPER for dot in dots]
     assert hollow == ["oracle" in label for label in labels]
 
 
+def test_neighbours_in_frequency_share_a_place_where_classes_are_many():
+    counts = np.random.default_rng(0).permutation(np.arange(1, 301))
+    axis = charts.ClassAxis.of(ClassPrior.from_counts(counts))
+    assert axis.each == "group of 15 classes"
+    assert (axis.counts[0], axis.counts[-1]) == ("300–286", "15–1")
+    np.testing.assert_allclose(axis.mean(counts), np.arange(293, 0, -15))
+
+
 def test_frequencies_may_be_shares_instead_of_counts():
-    pytest.importorskip("matplotlib")
-    prior = ClassPrior.from_weights([0.5, 0.3, 0.2])
-    series, norms = [charts.Series("softmax", "#000000")], [np.ones(3)]
-    chart = charts.weight_norms(charts.ClassAxis.of(prior), prior.probs, series, norms)
-    charts.draw(chart).canvas.draw()
+    axis = charts.ClassAxis.of(ClassPrior.from_probs([0.2, 0.5, 0.3]), ["a", "b", "c"])
+    assert axis.ticks()["ticktext"] == ["b: 50%", "c: 30%", "a: 20%"]
 
 
 def test_every_figure_is_written_in_both_formats_with_equal_bytes(page, tmp_path):

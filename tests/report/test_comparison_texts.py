@@ -93,3 +93,9 @@ def test_methods_are_compared_over_the_seeds_that_all_have():
     assert "19.3 points lower (95% interval over 3 paired seeds, " in said
     apart = replace(one, runs=(SimpleNamespace(members=(), spec=SimpleNamespace(seed=7)),))
     assert "they share no seed" in summary(comparison(base, three, apart))[1]
+
+
+def test_an_ensemble_that_is_best_has_no_interval():
+    mean = replace(NOISY, runs=(SimpleNamespace(members=("a", "b")),), results=BETTER.results[:1])
+    said = summary(comparison(SOFTMAX, mean))[1]
+    assert said.endswith("with 17.0%, but an ensemble has no interval, so this may be noise.")

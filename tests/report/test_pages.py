@@ -42,7 +42,7 @@ def class_errors(logits, target, num_classes):
 
 
 def test_positions_of_the_slider_have_the_errors_of_the_adjusted_logits(compared, data):
-    runs = compared.row("softmax").runs
+    runs = compared.rows[0].runs
     order = np.argsort(-runs[0].prior.probs, kind="stable")
     groups = [k for k in runs[0].prior.groups().values() if len(k)]
     chosen = [row.taus.mean() for row in compared.rows if row.taus is not None]
@@ -69,16 +69,16 @@ def test_positions_of_the_slider_have_the_errors_of_the_adjusted_logits(compared
 def test_the_charts_show_the_comparisons_numbers(compared, data):
     shown = pages.shown_rows(compared)
     order = np.argsort(-compared.runs[0].prior.probs, kind="stable")
-    for trace, row in zip(data["charts"]["chart-classes"]["data"], shown, strict=True):
+    for trace, row in zip(data["charts"]["chart-per-class"]["data"], shown, strict=True):
         assert trace["y"] == pytest.approx(100 * row.per_class[order], abs=5e-4)
     for trace, row in zip(data["charts"]["chart-groups"]["data"], shown, strict=True):
         expected = [100 * v for v in compared.group_errors(row).values()]
         assert trace["y"] == pytest.approx(expected, abs=5e-4)
-    for trace, row in zip(data["charts"]["chart-methods"]["data"], compared.rows, strict=True):
+    for trace, row in zip(data["charts"]["chart-errors"]["data"], compared.rows, strict=True):
         assert trace["x"] == pytest.approx([100 * row.errors.mean()], abs=5e-4)
-    norms = data["charts"]["chart-norms"]["data"][0]
-    heads = [run.head.norms for run in compared.row("softmax").runs]
-    assert norms["y"] == pytest.approx(np.mean(heads, axis=0), abs=5e-4)
+    norms = data["charts"]["chart-weight-norms"]["data"][0]
+    heads = [run.head.norms for run in compared.rows[0].runs]
+    assert norms["y"] == pytest.approx(np.mean(heads, axis=0)[order], abs=5e-4)
 
 
 def test_sets_are_chosen_on_held_out_examples_and_judged_on_the_test_set(compared, data):
@@ -95,7 +95,7 @@ def test_sets_are_chosen_on_held_out_examples_and_judged_on_the_test_set(compare
 
 def test_reliability_is_counted_over_all_seeds(compared, data):
     hits, seen = np.zeros(15), np.zeros(15)
-    for run in compared.row("softmax").runs:
+    for run in compared.rows[0].runs:
         scores = run.logits("test").logits.astype(np.float64)
         probs = np.exp(scores - scores.max(axis=1, keepdims=True))
         probs /= probs.sum(axis=1, keepdims=True)
@@ -104,7 +104,7 @@ def test_reliability_is_counted_over_all_seeds(compared, data):
             seen[b] += 1
             hits[b] += int(p.argmax() == label)
     shown = seen >= 10
-    drawn = data["charts"]["chart-calibration"]["data"][1]
+    drawn = data["charts"]["chart-reliability"]["data"][1]
     assert drawn["y"] == pytest.approx(100 * hits[shown] / seen[shown], abs=5e-4)
 
 

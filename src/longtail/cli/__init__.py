@@ -1,8 +1,8 @@
 """The command line: a command is one file that parses, calls the library and prints.
 
-`<name>.py` holds a function of that name, or a Typer `app` of several, and COMMANDS lists it. It is
-imported when the command is used or listed, so its own imports stay light: what is heavy is
-imported inside the functions.
+`<name>.py` holds a function of that name, or a Typer `app` of several, and COMMANDS lists it. All
+are imported at the start, so their own imports stay light: what is heavy is imported inside the
+functions.
 """
 
 from __future__ import annotations
@@ -16,36 +16,15 @@ import warnings
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from longtail.cli import _console
 from longtail.cli._console import option
 
 # In the order in which `longtail --help` lists them.
-COMMANDS = "demo train evaluate adjust tune bake report data runs explain".split()  # noqa: SIM905
-
-
-class _Commands(TyperGroup):
-    """The group of all commands, whose modules are imported on use."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return COMMANDS
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"longtail.cli.{cmd_name}")
-        group = getattr(module, "app", None)
-        if group is None:
-            group = typer.Typer(rich_markup_mode=None, add_completion=False)
-            group.command()(getattr(module, cmd_name))
-        command = typer.main.get_command(group)
-        command.name = cmd_name
-        return command
+COMMANDS = "demo train evaluate adjust tune bake report explain data runs".split()  # noqa: SIM905
 
 
 app = typer.Typer(
-    cls=_Commands,
     name="longtail",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -81,6 +60,14 @@ def options(
 
         _console.line(f"longtail {__version__}")
         raise typer.Exit
+
+
+for _name in COMMANDS:
+    _module = importlib.import_module(f"longtail.cli.{_name}")
+    if hasattr(_module, "app"):
+        app.add_typer(_module.app, name=_name)
+    else:
+        app.command(_name)(getattr(_module, _name))
 
 
 def main(arguments: list[str] | None = None) -> int:

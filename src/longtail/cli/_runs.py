@@ -53,36 +53,33 @@ def open_runs(
     from longtail.runs import Run, run_folders
 
     found: dict[Path, Run] = {}
-    any_finished = False
+    left_out: dict[str, list[Run]] = {}  # by the reason
     for path in given:
         inside = [] if (path / "run.json").exists() or not path.is_dir() else run_folders(path)
         # Named itself, a half-written run is an error; in a folder it is left out.
         opened = [Run.open(folder, unfinished=bool(inside)) for folder in inside or [path]]
+        there = {run.name for run in opened if run.finished}
         for run in opened:
+            lacking, why = split is not None and split not in run.splits, ""
             if not run.finished:
-                _console.line(f"left out {run.folder}, which is half written", kind="warning")
-        runs = [run for run in opened if run.finished]
-        any_finished = any_finished or bool(runs)
-        if inside and together:
-            there = {run.name for run in runs}
-            taught = [run for run in runs if run.teachers and set(run.teachers) <= there]
-            why = f"learnt from others in {path}; name runs one by one to take any"
-            runs = without(runs, taught, why)
-        elif inside and split is not None:
-            idle = [run for run in runs if run.members and (anew or split not in run.splits)]
-            runs = without(
-                runs, idle, "no network" if anew else f"no logits of the split {split!r}"
-            )
-        if inside and split == "held-out":  # written when training ended, or never
-            lacking = [run for run in runs if split not in run.splits]
-            runs = without(runs, lacking, "no held-out part")
-        for run in runs:
-            found.setdefault(run.folder.resolve(), run)
+                why = "half written"
+            elif inside and together and run.teachers and set(run.teachers) <= there:
+                why = f"learnt from others in {path}; name runs one by one to take any"
+            elif inside and not together and run.members and (anew or lacking):
+                why = "no network" if anew else f"no logits of the split {split!r}"
+            elif inside and split == "held-out" and lacking:  # written when training ended
+                why = "no held-out part"
+            if why:
+                left_out.setdefault(why, []).append(run)
+            else:
+                found.setdefault(run.folder.resolve(), run)
     if not found:
-        what = "can be used here" if any_finished else "is finished"
-        if any_finished and split == "held-out":
+        what = "can be used here" if set(left_out) - {"half written"} else "is finished"
+        if "no held-out part" in left_out:
             what = "has a held-out part; train with --held-out 0.2"
         raise Failure(f"none of the runs there {what}.")
+    for why, runs in left_out.items():
+        without(runs, runs, why)
     alone = [run for run in found.values() if not run.members]
     kept = {"softmax", "label-smoothing"}  # these leave the classes' frequencies as they are
     plain = [run for run in alone if set(run.spec.method.name.split("+")) <= kept]
@@ -102,8 +99,8 @@ def without(runs: list[Run], left_out: list[Run], why: str) -> list[Run]:
     from longtail._checks import listing
 
     if left_out:
-        text = f"Left out: {listing(run.folder for run in left_out)} ({why})."
-        _console.line(text, wrap=True, err=True)
+        text = f"left out {listing(run.folder for run in left_out)} ({why})"
+        _console.line(text, kind="warning")
     return [run for run in runs if run not in left_out]
 
 

@@ -38,40 +38,37 @@ def explain(
       longtail explain ldam+drw
       longtail explain equalized --plain
     """
+    from longtail._checks import InputError
+    from longtail.train.methods import Method
+
     found = pages()
     if method is None:
         _list(found, json)
         return
+    names = [method.partition(":")[0].strip().lower().replace("_", "-")]
     if "+" in method:  # as `longtail train` takes it, whose settings have no pages
-        from longtail._checks import InputError
-        from longtail.train.methods import Method
-
         try:
             names = Method.of(method).part.name.split("+")
         except InputError as error:
             raise typer.BadParameter(str(error)) from error
-    else:
-        names = [method.partition(":")[0].strip().lower().replace("_", "-")]
-    if names[0] not in found:
+    elif names[0] not in found:
         raise typer.BadParameter(
             f"there is no method {names[0]!r}; the methods are {', '.join(found)}"
         )
     texts = [found[name] for name in names]
-    text = "\n".join(texts)
     if json:
         titles = " + ".join(map(_title, texts))
-        _console.print_json({"name": "+".join(names), "title": titles, "page": text})
+        page = "\n".join(texts)
+        _console.print_json({"name": "+".join(names), "title": titles, "page": page})
     elif plain:
-        _console.line(text.rstrip("\n"))
+        _console.line("\n".join(texts).rstrip("\n"))
     else:
         from rich.markdown import Markdown
 
-        for position, one in enumerate(texts):
-            if position:
-                _console.line()
-            # A terminal has no files to follow: links to other pages are their words alone.
-            words = re.sub(r"\[([^][]+)\]\([\w./-]+\.md(?:#[\w-]+)?\)", r"\1", one)
-            _console.console().print(Markdown(words, hyperlinks=False))
+        # A terminal has no files to follow: links to other pages are their words alone.
+        link = re.compile(r"\[([^][]+)\]\([\w./-]+\.md(?:#[\w-]+)?\)")
+        words = link.sub(r"\1", "\n".join(texts))
+        _console.console().print(Markdown(words, hyperlinks=False))
 
 
 def pages() -> dict[str, str]:
@@ -93,24 +90,20 @@ def _list(texts: dict[str, str], json: bool) -> None:
 
     from longtail.train.methods import EXTRAS
 
-    listed = []
+    listed: dict[str, list[dict[str, str]]] = {kind: [] for kind in _HEADINGS}
     for name, text in texts.items():
-        kind = "posthoc" if name.startswith("posthoc-") else "loss"
-        kind = "extra" if name in EXTRAS else kind
+        kind = "posthoc" if name.startswith("posthoc-") else "extra" if name in EXTRAS else "loss"
         first = text.partition("\n")[2].strip().partition("\n\n")[0]
         summary = " ".join(first.replace("*", "").replace("`", "").split())
-        listed.append({"name": name, "kind": kind, "title": _title(text), "summary": summary})
-    listed.sort(key=lambda entry: list(_HEADINGS).index(entry["kind"]))
+        entry = {"name": name, "kind": kind, "title": _title(text), "summary": summary}
+        listed[kind].append(entry)
     if json:
-        _console.print_json(listed)
+        _console.print_json([entry for entries in listed.values() for entry in entries])
         return
-    for kind, heading in _HEADINGS.items():
+    for kind, entries in listed.items():
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(style="bold", no_wrap=True, min_width=max(map(len, texts), default=0))
-        table.add_column()
-        for entry in listed:
-            if entry["kind"] == kind:
-                table.add_row(entry["name"], Text(entry["summary"]))
-        if kind != "loss":
-            _console.line()
-        _console.console().print(Text(heading, style="underline"), table, sep="\n")
+        for entry in entries:
+            table.add_row(entry["name"], Text(entry["summary"]))
+        blank = "" if kind == "loss" else "\n"
+        _console.console().print(f"{blank}[u]{_HEADINGS[kind]}[/u]", table, sep="\n")

@@ -22,15 +22,17 @@ from longtail._checks import FloatArray, InputError, IntArray
 from longtail.report import figures
 from longtail.report.tables import GROUP_BOUNDS, Table, percent, signed
 from longtail.runs import Head, Run, same_data
-from longtail.runs.ensemble import trained_seeds
 from longtail.runs.naming import by_method
 
 BASELINE = "softmax"
 ADJUSTED, NORMALIZED = "posthoc-logit-adjusted", "posthoc-weight-normalized"
 TauSource = Literal["fixed", "held-out", "oracle"]
-_SOURCES = {"fixed": "τ = 1", "held-out": "τ held-out", "oracle": "oracle τ"}
+SOURCES: dict[TauSource | None, str] = {
+    "fixed": "τ = 1",
+    "held-out": "τ held-out",
+    "oracle": "oracle τ",
+}
 _TOO_FEW = {1: "one seed is too few for an interval", 2: "two seeds are too few for an interval"}
-_BOUNDS = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,14 @@ class Row:
     method: str  # as on the command line
     tau_source: TauSource | None  # of a post-hoc method
     detail: str  # settings, and whatever else differs between rows of one method
-    runs: tuple[Run, ...]  # by seed; softmax ones for a post-hoc method, one of an ensemble
+    runs: tuple[Run, ...]  # by seed; softmax ones for a post-hoc method, the mean for an ensemble
     results: tuple[metrics.Evaluation, ...]  # theirs on the judged split, after any adjustment
     taus: FloatArray | None = None  # of a post-hoc method, shape (runs,)
 
     @property
     def name(self) -> str:
         """Name for people, such as ``post-hoc logit adj. (τ held-out)``."""
-        detail = _SOURCES[self.tau_source] if self.tau_source else self.detail
+        detail = SOURCES.get(self.tau_source, self.detail)
         return figures.label(self.method) + (f" ({detail})" if detail else "")
 
     @cached_property
@@ -100,22 +102,10 @@ class Row:
         """Error of each class, mean over seeds, shape (num_classes,)."""
         return np.asarray(np.mean([result.per_class.values for result in self.results], axis=0))
 
-    @cached_property
-    def members(self) -> tuple[str, ...]:
-        """The names of the runs that an ensemble is the mean of; none for any other method."""
-        return self.runs[0].members
-
-    @cached_property
+    @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, ascending; of an ensemble its networks', or none where one is not known."""
-        if not self.members:
-            return tuple(run.spec.seed for run in self.runs)
-        behind = trained_seeds(self.runs[0].spec)
-        return () if None in behind else tuple(sorted(cast(set[int], behind)))
-
-    def errors_of(self, seeds: Sequence[int]) -> FloatArray:
-        """Balanced errors of some seeds, in their order; the one that an ensemble has."""
-        return self.errors if self.members else self.errors[[*map(self.seeds.index, seeds)]]
+        """The seeds, ascending; none of an ensemble, which is the mean of several."""
+        return () if self.runs[0].members else tuple(run.spec.seed for run in self.runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,14 +116,10 @@ class Comparison:
     target: IntArray  # labels of the split, shape (examples,)
     runs: tuple[Run, ...]  # the full runs behind the trained rows
     held_out: dict[int, Run]  # runs with a held-out part, by seed; the source of honest taus
-    curves: dict[str, dict[int, tuning.TauCurve]]  # exact error over tau, by method and seed
+    curves: dict[str, list[tuning.TauCurve]]  # exact error over tau, by method, of each seed
     split: str  # which was judged
     # Runs with a held-out part that no tau could be chosen on, by the reason.
-    left_out: dict[str, tuple[Run, ...]] = field(default_factory=dict)
-
-    def row(self, method: str, tau_source: TauSource | None = None) -> Row:
-        """Return the row of a method; of a post-hoc one, by the source of its tau."""
-        return next(r for r in self.rows if (r.method, r.tau_source) == (method, tau_source))
+    left_out: dict[str, list[Run]] = field(default_factory=dict)
 
     @cached_property
     def baseline(self) -> Row | None:
@@ -146,28 +132,18 @@ class Comparison:
         return [row for row in self.rows if row.tau_source != "oracle"]
 
     @cached_property
-    def shared_seeds(self) -> tuple[int, ...]:
+    def shared_seeds(self) -> list[int]:
         """The seeds of every honest row, ensembles aside."""
-        found = [set(row.seeds) for row in self.honest if not row.members]
-        return tuple(sorted(set.intersection(*found))) if found else ()
-
-    @property
-    def which_seeds(self) -> str:
-        """Words for the seeds that `mean_error` is over, where they are not each row's own."""
-        shared = self.shared_seeds
-        if all(row.seeds == shared for row in self.honest if not row.members):
-            return ""
-        if len(shared) > 1:
-            return f"over the {len(shared)} seeds that all share"
-        return "with the one seed that all share" if shared else "they share no seed"
+        found = [set(row.seeds) for row in self.honest if row.seeds]
+        return sorted(set.intersection(*found)) if found else []
 
     def mean_error(self, row: Row) -> float:
         """Return a row's error over the seeds that all rows share, or else over its own.
 
         Otherwise a method that was also trained with a hard seed would look worse.
         """
-        seeds = self.shared_seeds
-        return float((row.errors_of(seeds) if seeds else row.errors).mean())
+        shared = np.isin(row.seeds, self.shared_seeds)
+        return float(row.errors[shared].mean() if shared.any() else row.errors.mean())
 
     @cached_property
     def best(self) -> Row:
@@ -175,18 +151,12 @@ class Comparison:
         return min(self.honest, key=self.mean_error)
 
     def against_softmax(self, row: Row, *, level: float = 0.95) -> Interval | None:
-        """Return the difference of errors to softmax, paired by seed; None without common seeds.
-
-        An ensemble is compared to softmax's mean over the seeds of its networks, all of which
-        softmax must have, without an interval.
-        """
+        """Return the difference of errors to softmax, paired by seed; None without common seeds."""
         base = self.baseline
         both = sorted(set(row.seeds) & set(base.seeds)) if base else []
-        if base is None or not both or (row.members and len(both) < len(row.seeds)):
+        if base is None or not both:
             return None
-        mine, theirs = row.errors_of(both), base.errors_of(both)
-        if row.members:
-            return Interval(float(mine.mean() - theirs.mean()), math.nan, math.nan, len(both))
+        mine, theirs = (one.errors[[*map(one.seeds.index, both)]] for one in (row, base))
         return mean_interval(mine - theirs, level=level)
 
     def group_errors(self, row: Row) -> dict[str, float]:
@@ -207,7 +177,7 @@ class Comparison:
                     "tau_source": row.tau_source,
                     "detail": row.detail,
                     "seeds": list(row.seeds),
-                    "members": list(row.members),
+                    "members": list(row.runs[0].members),
                     "errors": row.errors.tolist(),
                     "balanced_error": {"mean": error.mean, "low": error.low, "high": error.high},
                     "difference_to_softmax": change and vars(change),
@@ -258,9 +228,8 @@ def compare(runs: Iterable[Run], *, split: str = "test") -> Comparison:
         method = group[0].spec.method.name
         detail = name.removeprefix(method).strip(" ()").replace(") (", ", ")
         _by_seed(group)
-        rows.append(
-            Row(method, None, detail, tuple(group), tuple(_judged(r, split) for r in group))
-        )
+        results = tuple(metrics.evaluate(target, run.logits(split).logits) for run in group)
+        rows.append(Row(method, None, detail, tuple(group), results))
     ways = [row.detail or "plain" for row in rows if row.method == BASELINE]
     if len(ways) > 1:
         raise InputError(
@@ -271,38 +240,34 @@ def compare(runs: Iterable[Run], *, split: str = "test") -> Comparison:
 
     plain = [run for run in full if run.spec.method.name == BASELINE]
     held, left_out = _partners([r for r in everything if r.spec.dataset.held_out], plain)
-    curves: dict[str, dict[int, tuning.TauCurve]] = {}
+    curves: dict[str, list[tuning.TauCurve]] = {}
     methods = [ADJUSTED] if plain and prior.imbalance_ratio > 1 else []
     if plain and all(run.head is not None for run in plain):
         methods.append(NORMALIZED)
     for method in methods:
-        best = {run.spec.seed: _tuned(run, split, method) for run in plain}
-        curves[method] = {seed: result.curve for seed, result in best.items()}
+        best = [_tuned(run, split, method) for run in plain]
+        curves[method] = [result.curve for result in best]
         taus: dict[TauSource, dict[int, float]] = {
-            "fixed": dict.fromkeys(best, 1.0),
+            "fixed": {run.spec.seed: 1.0 for run in plain},
             "held-out": {seed: _tuned(run, "held-out", method).tau for seed, run in held.items()},
-            "oracle": {seed: result.tau for seed, result in best.items()},
+            "oracle": {run.spec.seed: one.tau for run, one in zip(plain, best, strict=True)},
         }
         for source, of_seed in taus.items():
-            if usable := tuple(run for run in plain if run.spec.seed in of_seed):
-                used = np.array([of_seed[run.spec.seed] for run in usable])
-                pairs = zip(usable, used, strict=True)
-                results = tuple(_judged(run, split, method, tau) for run, tau in pairs)
-                rows.append(Row(method, source, "", usable, results, used))
+            usable = tuple(run for run in plain if run.spec.seed in of_seed)
+            used = [of_seed[run.spec.seed] for run in usable]
+            pairs = zip(usable, used, strict=True)
+            results = tuple(metrics.evaluate(target, _moved(r, split, method, t)) for r, t in pairs)
+            if usable:
+                rows.append(Row(method, source, "", usable, results, np.array(used)))
     return Comparison(tuple(rows), target, tuple(full), held, curves, split, left_out)
 
 
-def _judged(
-    run: Run, split: str, method: str | None = None, tau: float = 1.0
-) -> metrics.Evaluation:
-    """Return every metric of a run's logits, or of what a post-hoc method makes of them."""
-    logits, target, _ = run.logits(split)
-    scores: Any = np.asarray(logits)
+def _moved(run: Run, split: str, method: str, tau: float) -> Any:
+    """Return what a post-hoc method makes of a run's logits."""
+    logits = np.asarray(run.logits(split).logits)
     if method == ADJUSTED:
-        scores = posthoc.adjust_logits(scores, run.prior, tau=tau)
-    elif method == NORMALIZED:
-        scores = posthoc.normalize_weights(scores, norms=cast(Head, run.head).norms, tau=tau)
-    return metrics.evaluate(target, scores)
+        return posthoc.adjust_logits(logits, run.prior, tau=tau)
+    return posthoc.normalize_weights(logits, norms=cast(Head, run.head).norms, tau=tau)
 
 
 def _tuned(run: Run, split: str, method: str) -> tuning.TauResult:
@@ -317,7 +282,7 @@ def _tuned(run: Run, split: str, method: str) -> tuning.TauResult:
 
 
 def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:
-    """Runs by their seed, of which each may be there once."""
+    """Return runs by their seed, of which each may be there once."""
     found: dict[int, Run] = {}
     for run in runs:
         other = found.setdefault(run.spec.seed, run)
@@ -331,14 +296,14 @@ def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:
 
 def _partners(
     held: Sequence[Run], plain: Sequence[Run]
-) -> tuple[dict[int, Run], dict[str, tuple[Run, ...]]]:
+) -> tuple[dict[int, Run], dict[str, list[Run]]]:
     """Return held-out runs that choose tau, by seed, and the others, by the reason.
 
     A tau depends on the training: after one epoch it is another than after ten.
     """
     whole = {run.spec.seed: run.spec for run in plain}
     matched: list[Run] = []
-    left_out: dict[str, tuple[Run, ...]] = {}
+    left_out: dict[str, list[Run]] = {}
     for run in held:
         why = f"no {BASELINE} run on the whole training set has the same seed"
         if run.spec.seed in whole:
@@ -350,101 +315,79 @@ def _partners(
             words = [line.removeprefix("recipe.values.") for line in words]
             why = f"not trained like the {BASELINE} run on the whole training set: "
             why += _checks.listing(words, most=3)
-        left_out[why] = (*left_out.get(why, ()), run)
+        left_out.setdefault(why, []).append(run)
     return _by_seed(matched), left_out
 
 
 # ---------------------------------------------------------------------------- in words
 
 
-def headline(comparison: Comparison) -> Table:
-    """Return everything about the rows of the comparison in one wide table."""
-    lines = []
+def tables(comparison: Comparison) -> list[Table]:
+    """Return errors, differences and taus, and errors by group, narrow enough for a terminal."""
+    lines, groups = [], []
     for row in comparison.rows:
-        error, tau = mean_interval(row.errors), ""
+        error = mean_interval(row.errors)
         half = "" if math.isnan(error.low) else f" ± {percent(error.half_width)}"
         change = None if row is comparison.baseline else comparison.against_softmax(row)
-        if row.taus is not None:
-            low, high = row.taus.min(), row.taus.max()
-            tau = f"{row.taus.mean():.2f} ({low:.2f}–{high:.2f})"
-            tau = tau if high - low >= 0.005 else f"{row.taus.mean():.3g}"
-        cells = (percent(error.mean) + half, f"{change or ''}", tau)
-        lines.append((row.name, *cells, *map(percent, comparison.group_errors(row).values())))
-    return Table(
-        f"Balanced error in percent on the {comparison.split} set",
-        ("method", "balanced error", "against softmax", "τ", *GROUP_BOUNDS),
-        lines,
-        note=f"{_note(comparison)} Training examples of a class: {_BOUNDS}.",
-    )
-
-
-def tables(comparison: Comparison) -> list[Table]:
-    """Return the headline in two tables narrow enough for a terminal."""
-    full = headline(comparison)
-    taus = ["" if row.taus is None else f"{row.taus.mean():.2f}" for row in comparison.rows]
-    errors = [(*line[:3], tau) for line, tau in zip(full.rows, taus, strict=True)]
+        tau = "" if row.taus is None else f"{row.taus.mean():.2f}"
+        lines.append((row.name, percent(error.mean) + half, f"{change or ''}", tau))
+        groups.append((row.name, *map(percent, comparison.group_errors(row).values())))
+    bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
     return [
-        Table(full.title, full.header[:4], errors, note=_note(comparison)),
+        Table(
+            f"Balanced error in percent on the {comparison.split} set",
+            ("method", "balanced error", "against softmax", "τ"),
+            lines,
+            " ".join(_notes(comparison)),
+        ),
         Table(
             "Error in percent of classes by their training examples",
             ("method", *GROUP_BOUNDS),
-            [(line[0], *line[4:]) for line in full.rows],
-            note=f"Training examples of a class: {_BOUNDS}.",
+            groups,
+            f"Training examples of a class: {bounds}.",
         ),
     ]
 
 
-def _note(comparison: Comparison) -> str:
-    counts = sorted({len(row.seeds) for row in comparison.rows if not row.members})
-    sources = {row.tau_source for row in comparison.rows}
-    seeds = ""
+def _notes(comparison: Comparison) -> Iterable[str]:
+    """Yield what a reader of the numbers should know."""
+    rows = comparison.rows
+    counts = sorted({len(row.seeds) for row in rows if row.seeds})
     if counts and counts[-1] > 2:
         number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
-        seeds = (
+        yield (
             f"Mean over {number} seeds ± half the width of its 95% interval (Student's t); "
             f"differences are paired by seed, with their 95% interval in brackets."
         )
     elif counts:
-        why = _TOO_FEW[counts[-1]]
-        seeds = f"{why[0].upper()}{why[1:]}; train more before concluding."
-    notes = {
-        seeds: True,
-        "Ensemble: the mean of several networks' logits, one result without an interval; its "
-        "difference is to the mean of softmax over the seeds of its networks.": any(
-            row.members for row in comparison.rows
-        ),
-        "τ held-out: chosen on data held out of a second training run of the same seed.": (
-            "held-out" in sources
-        ),
-        f"Oracle τ: the best on the {comparison.split} set itself, which nobody has in use.": (
-            "oracle" in sources
-        ),
-        bias_note(comparison): True,
-    }
+        yield f"{_TOO_FEW[counts[-1]].capitalize()}; train more before concluding."
+    if comparison.split == "train":
+        yield "The runs learnt from these very examples."
+    if not all(row.seeds for row in rows):
+        yield "Ensemble: the mean of several networks' logits, one result without an interval."
+    sources = {row.tau_source for row in rows}
+    if "held-out" in sources:
+        yield "τ held-out: chosen on data held out of a second training run of the same seed."
+    if "oracle" in sources:
+        yield f"Oracle τ: the best on the {comparison.split} set itself, which nobody has in use."
+    if NORMALIZED in comparison.curves:
+        yield "Weight norm. divides the whole logit, bias included (bias mode: scale)."
     for why, runs in comparison.left_out.items():
-        names = _checks.listing((run.name for run in runs), most=5)
-        notes[f"Left out: {names} ({why})."] = True
-    return " ".join(note for note, holds in notes.items() if note and holds)
-
-
-def bias_note(comparison: Comparison) -> str:
-    """Return what weight normalization did to the bias; its errors depend on it by many points."""
-    if not any(row.method == NORMALIZED for row in comparison.rows):
-        return ""
-    return "Weight norm. divides the whole logit, bias included (bias mode: scale)."
+        yield f"Left out: {_checks.listing((run.name for run in runs), most=5)} ({why})."
 
 
 def summary(comparison: Comparison) -> list[str]:
     """Return what happened, in two plain sentences made from the numbers."""
-    base, winner, seeds = comparison.baseline, comparison.best, comparison.which_seeds
-    aside = f" ({seeds})" if seeds else ""
-    error = f"{percent(comparison.mean_error(winner))}%{aside}"
+    base, winner, shared = comparison.baseline, comparison.best, comparison.shared_seeds
+    aside = ""
+    if any(list(row.seeds) != shared for row in comparison.honest if row.seeds):
+        aside = f" (over the {len(shared)} seeds that all share)"
+        if len(shared) < 2:
+            aside = " (with the one seed that all share)" if shared else " (they share no seed)"
+    error = f"{percent(comparison.mean_error(winner))}%{aside if winner.seeds else ''}"
     if base is None:
-        first = f"The one method, {winner.name}, has a balanced error of {error}."
-        if (number := len(comparison.honest)) > 1:
-            first = f"Of {number} methods, {winner.name} has the lowest balanced error, {error}."
         return [
-            first,
+            f"The lowest balanced error is that of {winner.name}, {error}.",
             "Without a run trained with plain softmax there is nothing to compare it to.",
         ]
     text = (
@@ -471,21 +414,12 @@ def _winner_sentence(comparison: Comparison, error: str) -> str:
     finds the best one better.
     """
     winner, others = comparison.best, len(comparison.honest) - 1
-    saw = f"never saw the {comparison.split} set"
-    if comparison.split == "train":
-        saw = "learnt from these very images"
-    text = f"Of the {others} other methods that {saw}, {winner.name} does best, with {error}"
-    if others == 1:
-        text = f"{winner.name[0].upper()}{winner.name[1:]}, which {saw}, gets {error} wrong"
     found = comparison.against_softmax(winner, level=1 - 0.05 / others)
+    text = f"Of the others, oracles aside, {winner.name} does best, with {error}"
     if found is None:
-        return f"{text}; it shares no seeds with softmax to compare it by."
+        why = "it shares no seeds with softmax" if winner.seeds else "an ensemble has no interval"
+        return f"{text}, but {why}, so this may be noise."
     text += f": {percent(abs(found.mean))} points {'lower' if found.mean < 0 else 'higher'}"
-    if winner.members:
-        return (
-            f"{text} than softmax's mean over its networks' seeds; it is the mean of "
-            f"{len(winner.members)} networks and has no interval, so this may be noise."
-        )
     if math.isnan(found.low):
         return f"{text}, but {_TOO_FEW[found.seeds]}, so this may be noise."
     picked = f", wider since it was picked among {others} by these errors" if others > 1 else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,22 +98,12 @@ def plural(count: int, one: str, many: str) -> str:
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:
-    """Return the names cut to `width` characters; those alike by then lose their middle instead.
+    """Return the names cut to `width` characters, in the middle: long names often end differently.
 
     Examples:
-        >>> shortened(["tabby cat", "dog"], 6)
-        ['tabby…', 'dog']
-        >>> shortened(["Felidae/Panthera leo", "Felidae/Panthera onca"], 12)
-        ['Feli…era leo', 'Feli…ra onca']
+        >>> shortened(["Felidae/Panthera leo", "Felidae/Panthera onca", "dog"], 12)
+        ['Feli…era leo', 'Feli…ra onca', 'dog']
     """
-    if all(len(name) <= width for name in names):
-        return list(names)
     tail = 2 * (width - 1) // 3
-    cut = [name if len(name) <= width else f"{name[: width - 1]}…" for name in names]
-    often = Counter(cut)
-    return [
-        f"{name[: width - 1 - tail]}…{name[-tail:]}"
-        if often[short] > 1 and short != name
-        else short
-        for name, short in zip(names, cut, strict=True)
-    ]
+    cut = (f"{name[: width - 1 - tail]}…{name[-tail:]}" for name in names)
+    return [name if len(name) <= width else short for name, short in zip(names, cut, strict=True)]
