@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -103,9 +104,11 @@ class Run:
         self.folder, self.record = folder, record
         self.spec = RunSpec.from_json(record["spec"])
         self.name = self.spec.folder.as_posix()
-        counts = np.asarray(record["prior"]["counts"])
-        probs = np.asarray(record["prior"].get("probs", counts / counts.sum()))
-        self.prior = ClassPrior(probs=probs, counts=counts)
+        counts, probs = np.asarray(record["prior"]["counts"]), record["prior"].get("probs")
+        # Checked when it was written; smoothed ones have probabilities besides.
+        self.prior = (
+            ClassPrior._from_totals(counts, 0.0) if probs is None else ClassPrior(probs, counts)
+        )
         self.data = str(record["data"])
         names = record.get("class_names")
         self.class_names: tuple[str, ...] | None = None if names is None else tuple(names)
@@ -308,6 +311,7 @@ def same_images(run: Run, fingerprint: str, *, split: str) -> None:
         )
 
 
+@dataclass
 class RunWriter:
     """Writes a run folder. Make one with `create`, `resume` or `reopen`.
 
@@ -329,8 +333,9 @@ class RunWriter:
         >>> root.cleanup()
     """
 
-    def __init__(self, folder: Path, record: dict[str, Any]) -> None:
-        self.folder, self._record, self._started = folder, record, time.monotonic()
+    folder: Path
+    _record: dict[str, Any]
+    _started: float = field(default_factory=time.monotonic)
 
     @classmethod
     def create(
@@ -375,7 +380,7 @@ class RunWriter:
             "class_names": None if class_names is None else list(map(str, class_names)),
             "command": command,
             **_machine(device),
-            "created": _now(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "resumed": [],
             "seconds": None,
             "splits": {},
@@ -422,7 +427,8 @@ class RunWriter:
                 *(folder, before, threads, before),
             )
         writer = cls(folder, record)
-        writer._save(resumed=[*record["resumed"], {"at": _now(), **now}])
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        writer._save(resumed=[*record["resumed"], {"at": at, **now}])
         return writer
 
     @classmethod
@@ -540,7 +546,7 @@ class RunWriter:
             files=listed,
             seconds=float(taken),
             **({"facts": facts} if facts else {}),
-            finished=_now(),
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
             status="finished",
         )
         return Run.open(self.folder, verify=False)
@@ -560,7 +566,3 @@ def _machine(device: str) -> dict[str, Any]:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return {"device": str(device), "threads": threads, "versions": versions}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
