@@ -27,7 +27,7 @@ from longtail import _checks, margins
 from longtail._checks import InputError, IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
-from longtail.data.streaming import evaluation_stream, planned_stream
+from longtail.data.streaming import Batch, evaluation_stream, planned_stream
 from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
 from longtail.losses.pairwise import counted
 from longtail.train.augment import normalize
@@ -149,6 +149,31 @@ class PixelNetwork(nn.Module):
         return cast(Tensor, loss)
 
 
+def _read_steps(
+    arriving: Iterator[Batch],
+    steps: list[list[list[IntArray]]],
+    counts: list[int],
+    device: torch.device,
+    ignore_index: int,
+) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Yield images and labels of each part of each step, on the device.
+
+    `counts` are a process's images in each step. It holds nothing of the training, so that the
+    worker processes end with the training and not when a cycle is found.
+    """
+    for step, count in zip(steps, counts, strict=True):
+        found = []
+        for number, part in enumerate(step):
+            images, labels = (
+                torch.cat([values.to(device, non_blocking=True) for values in column])
+                for column in list(zip(*islice(arriving, len(part)), strict=True))[:2]
+            )
+            if number >= count:  # the first parts have the images
+                labels.fill_(ignore_index)
+            found.append((images, labels))
+        yield found
+
+
 class StreamedTraining:
     """Run whose images come from disk; it steps as `loop.Training` does.
 
@@ -236,7 +261,7 @@ class StreamedTraining:
         self._steps = self._read(epoch)
 
     def _read(self, epoch: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Read an epoch; yield images and labels of each part of each step, on the device."""
+        """Start to read an epoch; see `_read_steps`."""
         rows, first = self.plans[0].images.rows.numpy(), 0
         steps: list[list[list[IntArray]]] = []  # the pieces of each part of each step
         for size in self.batch_sizes:
@@ -245,18 +270,11 @@ class StreamedTraining:
             first += size
         pieces = [piece for step in steps for part in step for piece in part]
         self.stream.set_plan(epoch, [(rows[piece], piece) for piece in pieces])
-        arriving = iter(self.stream)
-        for size, step in zip(self.batch_sizes, steps, strict=True):
-            share, found = self.world.share(size), []
-            for number, part in enumerate(step):
-                images, labels = (
-                    torch.cat([values.to(self.device, non_blocking=True) for values in column])
-                    for column in list(zip(*islice(arriving, len(part)), strict=True))[:2]
-                )
-                if number >= share.stop - share.start:  # the first parts have the images
-                    labels.fill_(self.criterion.ignore_index)
-                found.append((images, labels))
-            yield found
+        shares = [self.world.share(size) for size in self.batch_sizes]
+        counts = [share.stop - share.start for share in shares]
+        return _read_steps(
+            iter(self.stream), steps, counts, self.device, self.criterion.ignore_index
+        )
 
     def prepare(self, number: int) -> None:
         """Before step `number`: take its images, which go to the device while that still works."""
