@@ -415,7 +415,7 @@ def _winner_sentence(comparison: Comparison, error: str) -> str:
     """
     winner, others = comparison.best, len(comparison.honest) - 1
     found = comparison.against_softmax(winner, level=1 - 0.05 / others)
-    text = f"Of the others, oracles aside, {winner.name} does best, with {error}"
+    text = f"The best of the other methods is {winner.name}, with {error}"
     if found is None:
         why = "it shares no seeds with softmax" if winner.seeds else "an ensemble has no interval"
         return f"{text}, but {why}, so this may be noise."
