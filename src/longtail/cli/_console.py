@@ -89,14 +89,18 @@ def show_table(table: ReportTable) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    # Where room is short columns move together first.
+    widths = [max(map(len, cells)) for cells in zip(table.header, *table.rows, strict=True)]
+    out = console()
+    tight = sum(widths) + 2 * (len(widths) - 1) > out.width
+    drawn = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=tight)
     for position, title in enumerate(table.header):
-        # Where room is short names go on in another line: numbers and names alike stay whole.
+        # Then names go on in another line: numbers and names alike stay whole.
         more: dict[str, Any] = {"justify": "right", "no_wrap": True} if position else {}
         drawn.add_column(title, overflow="fold", **more)
     for row in table.rows:
         drawn.add_row(*(Text(printable(cell)) for cell in row))
-    console().print(Text(table.title, style="bold"), drawn, sep="\n")
+    out.print(Text(table.title, style="bold"), drawn, sep="\n")
     if table.note:
         line(table.note, wrap=True)
     line()
