@@ -189,7 +189,8 @@ def check_consistency(
 
     Returns:
         The Verdict: proved, refuted by a certified witness, or undecided. A Margin is undecided
-        only if it fails the condition by too little for a witness in double precision.
+        only if double precision is too little for a witness: the condition fails by a hair, or
+        margins are extreme.
 
     Examples:
         >>> prior = ClassPrior.from_probs([0.95, 0.05])
