@@ -175,14 +175,18 @@ def progress(title: str, *, show: bool = True) -> Iterator[Callable[[float, int,
             )
         return
     due = time.monotonic() + 2  # short work passes without a line
+    last: tuple[float, float] | None = None  # the last line: when, and how far
 
     def update(done: float, total: int, text: str) -> None:
-        nonlocal due
-        if (now := time.monotonic()) >= due:
-            share = f" of {total} ({done / total:.0%})" if total else ""
-            count = f"{done:.1f}" if isinstance(done, float) else done
-            line(f"{title}: {count}{share}{'  ' + text if text else ''}", err=True)
-            due = now + 5
+        nonlocal due, last
+        if (now := time.monotonic()) < due:
+            return
+        share = f" of {total} ({done / total:.0%})" if total else ""
+        if last is not None and last[1] < done < total:
+            share += f", {duration((now - last[0]) * (total - done) / (done - last[1]))} left"
+        count = f"{done:.1f}" if isinstance(done, float) else done
+        line(f"{title}: {count}{share}{'  ' + text if text else ''}", err=True)
+        due, last = now + 5, (now, done)
 
     yield update
 
