@@ -83,7 +83,7 @@ def test_everything_given_per_class_goes_by_class(kind):
     ("given", "message"),
     [
         (pd.Series(["a", "b", "b"]).value_counts(), r"numbers 0 \.\. 1, .*unknown: 'b', 'a'"),
-        (series([5, 3, 2], [0, 3, 1]), r"lacking: 2; unknown: 3\. Or pass a list"),
+        (series([5, 3, 2], [0, 3, 1]), r"lacking: 2; unknown: 3\. Or pass an array"),
         (series([5, 3], [0, 0]), "each once; lacking: 1; unknown: none"),
         ({}, "`counts` is empty"),
         (pd.DataFrame({"n": [5, 3]}), r"shape is \(2, 1\)"),

@@ -200,7 +200,9 @@ def test_the_scikit_learn_form(digits, model):
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(again.predict_set(X[test]), fitted.predict_set(X[test]))
     assert clone(form).get_params()["coverage"] == 0.95
-    with pytest.raises(KeyError, match="digit 11"):
+    if hasattr(model, "predict_proba"):
+        np.testing.assert_array_equal(fitted.predict_proba(X[test]), model.predict_proba(X[test]))
+    with pytest.raises(InputError, match="unknown to the estimator: 'digit 11'"):
         fitted.evaluate_sets(X[test][:1], ["digit 11"])
 
 

@@ -55,7 +55,7 @@ def test_one_share_for_all_is_a_number(contract, share):
     each = torch.full((6,), float(share), dtype=torch.float64)
     expected = loss.mixed(logits, FIRST, SECOND, each)
     for given in (share, torch.tensor(float(share), dtype=torch.float64)):  # also of Beta.sample()
-        found = loss.mixed(logits, FIRST, SECOND, given)
+        found = loss.mixed(logits, first=FIRST, second=SECOND, share=given)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 

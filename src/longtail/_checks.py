@@ -445,7 +445,8 @@ def same_labels(labels: Collection[Any], classes: Collection[Any], *, name: str)
     rule = f"numbers 0 .. {len(classes) - 1}" if isinstance(classes, range) else "labels"
     raise InputError(
         f"`{name}` is read by its labels, which must be the class {rule}, each once; lacking: "
-        f"{lacking}; unknown: {unknown}. Or pass a list in the order of the classes."
+        f"{lacking}; unknown: {unknown}. Or pass an array in the order of the classes, such as "
+        f"[{name}.get(k, 0) for k in classes]."
     )
 
 

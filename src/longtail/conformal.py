@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin
+from sklearn.utils import column_or_1d
 from sklearn.utils.validation import check_is_fitted
 
 from longtail import _checks, posthoc
@@ -358,6 +359,10 @@ class PredictionSetClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator
         """Return what the classifier itself predicts."""
         return self.estimator.predict(X)
 
+    def predict_proba(self, X: Any) -> Any:
+        """Return the classifier's own probabilities."""
+        return self.estimator.predict_proba(X)
+
     def _logits(self, X: Any) -> Any:
         if hasattr(self.estimator, "predict_proba"):
             return posthoc.log_probs(self.estimator.predict_proba(X))
@@ -365,4 +370,9 @@ class PredictionSetClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator
 
     def _places(self, y: Any) -> IntArray:
         place = {label: k for k, label in enumerate(self.classes_.tolist())}
-        return np.array([place[label] for label in np.asarray(y).tolist()])
+        labels = column_or_1d(y).tolist()
+        if unknown := set(labels) - place.keys():
+            raise InputError(
+                f"`y` has labels unknown to the estimator: {_checks.listing(map(repr, unknown))}."
+            )
+        return np.array([place[label] for label in labels])

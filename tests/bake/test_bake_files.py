@@ -109,6 +109,7 @@ def cut(folder):
         (lambda f: saved(f, network()), {"prior": ClassPrior.from_counts([9, 1])},
          "linear layer of 2 outputs, one per class, can't be told; the model has '2'"),
         (lambda f: saved(f, network()), {"out": None}, "`model` is a path, so pass `out=`"),
+        (lambda f: saved(f, network()), {"out": "no/b.safetensors"}, "no folder no to write to"),
         (cut, {}, "is not a safetensors file"),
         (lambda f: f, {}, "is not a folder as transformers writes it"),
         (lambda f: text(f, b"[]", "config.json") and saved(f, network()) and f, {},

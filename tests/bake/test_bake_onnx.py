@@ -233,7 +233,7 @@ def test_several_heads():
 )
 def test_what_the_graph_does_not_tell_is_named(nodes, output, wanted):
     model = network(nodes, two=np.float32(2))
-    with pytest.raises(InputError, match="name it with `output=`"):
+    with pytest.raises(InputError, match="name it, or several, with `output=`"):
         bake_logit_adjustment(model, PRIOR)
     got = run(there_and_back(model, PRIOR, output=output), x=X)[0]
     np.testing.assert_allclose(got, wanted, atol=1e-5)

@@ -218,6 +218,7 @@ def test_refuses_to_undo_what_is_not_there_or_changed():
         (network, {"layer": "fc"}, "no linear layer 'fc'; the model has '2'"),
         (network, {"prior": [9, 1]}, "`prior` must be a ClassPrior; got list"),
         (lambda: network(dtype=torch.float16), {"tau": 1e5}, "would not be finite in F16"),
+        (lambda: nn.Sequential(nn.Conv2d(4, 5, 1), nn.AvgPool2d(7)), {}, "pass `inputs=`"),
     ],
 )  # fmt: skip
 def test_bad_input(model, settings, message):

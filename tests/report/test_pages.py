@@ -2,10 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from longtail import ClassPrior
 from longtail.conformal import PredictionSets
 from longtail.report import adjusting, pages
 from longtail.report.compare import compare
@@ -156,3 +158,10 @@ def test_the_page_shows_the_same_numbers(settings):
     assert slider["start"] == place
     judged = 100 * found.judged_curve(slider["taus"][place])
     assert slider["methods"][0]["groups"][place][0] == pytest.approx(judged, abs=0.01)
+
+
+def test_shares_are_not_shown_as_training_examples():
+    found = adjusted_predictions()
+    assert "chart-frequencies" in pages.adjusted_page(found).charts
+    learnt = replace(found, prior=ClassPrior.from_probs(found.prior.probs))
+    assert "chart-frequencies" not in pages.adjusted_page(learnt).charts

@@ -16,6 +16,7 @@ baked again, and can be undone to the original bytes (`unbake`). Choosing tau is
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -221,8 +222,8 @@ def _bake(
         for name, value in options.items()
         if value is not None
     }
-    if given:
-        _checks.settings(given, backend.bake, of=f"baking {_name(model)}")
+    for name in given.keys() - inspect.signature(backend.bake).parameters.keys():
+        raise InputError(f"`{name}=` is not for this kind of model; leave it out.")
     target = _target(model, out, force)
     record = backend.record_of(opened)
     if record is not None:
@@ -282,6 +283,8 @@ def _target(model: Any, out: Path | str | None, force: bool) -> Path | None:
     if out is None:
         raise InputError("`model` is a path, so pass `out=`, the file to write.")
     source, target = Path(model), Path(out)
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder {target.parent} to write to.")
     if target.is_dir() or (target.exists() and source.is_dir()):
         raise InputError(f"{target} exists; name a new file or folder.")
     if target.exists() and not force:

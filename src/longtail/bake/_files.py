@@ -95,7 +95,7 @@ class _File:
 
 
 class Model:
-    """The files of a model with its config.json, which lies beside a single file if at all."""
+    """The files of a model, and the config.json beside them if there is one."""
 
     def __init__(self, path: Path) -> None:
         self.path, files = path, [path]

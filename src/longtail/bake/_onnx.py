@@ -287,8 +287,8 @@ def _find(graph: _Graph, change: Change, output: Sequence[str]) -> list[_Target]
         raise InputError(
             f"{'more than one' if found else 'no'} output is the softmax or the last linear layer"
             f"{wanted}, or the probabilities of a converted classifier; the model has "
-            f"{listing(shapes)}. If one of them, or a tensor inside, holds the logits, name it "
-            f"with `output=`, or several."
+            f"{listing(shapes)}. If one of them, or a tensor inside, holds the logits, name it, or "
+            f"several, with `output=`."
         )
     return list(found.values())
 

@@ -191,7 +191,13 @@ def _check_end(model: Any, baked: Any, name: str, change: Change) -> None:
         shape = (8, layer.in_channels, *(step * size for step, size in spans))
     random = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     features = random.to(layer.weight.device, layer.weight.dtype)
-    _check(nn.Sequential(*before), nn.Sequential(*after), [layer], features, change, label)
+    try:
+        _check(nn.Sequential(*before), nn.Sequential(*after), [layer], features, change, label)
+    except RuntimeError as error:  # of torch, as where pooling wants larger images
+        raise InputError(
+            f"what follows {label} can't run on random features ({error}); pass `inputs=`, what "
+            f"the model is called with, to check the whole of it."
+        ) from error
 
 
 def _chain(model: Any) -> list[Any]:
@@ -219,8 +225,8 @@ def _check(
         _compare(old.movedim(axis, -1), new.movedim(axis, -1), layers[0], change, where)
     if not found:
         raise InputError(
-            "on `inputs` the layer decides no output of the model that has one number per class; "
-            "name the last layer with `layer=`."
+            "the layer decides no output of the model that has one number per class; name the last "
+            "layer with `layer=`."
         )
 
 

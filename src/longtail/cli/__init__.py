@@ -132,6 +132,7 @@ def _wrong_usage(error: Any) -> int:
         error.show()
         return 2
     text = error.format_message().strip().rstrip(".?").removeprefix("Invalid value: ")
+    text = text.replace(". Did you mean", "; did you mean")
     context = getattr(error, "ctx", None)
     hint = f"; see: {context.command_path} --help" if context is not None else ""
     _console.line(text[:1].lower() + text[1:] + hint, kind="error")

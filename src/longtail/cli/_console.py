@@ -89,14 +89,18 @@ def show_table(table: ReportTable) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    # Where room is short columns move together first.
+    widths = [max(map(len, cells)) for cells in zip(table.header, *table.rows, strict=True)]
+    out = console()
+    tight = sum(widths) + 2 * (len(widths) - 1) > out.width
+    drawn = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=tight)
     for position, title in enumerate(table.header):
-        # Where room is short names go on in another line: numbers and names alike stay whole.
+        # Then names go on in another line: numbers and names alike stay whole.
         more: dict[str, Any] = {"justify": "right", "no_wrap": True} if position else {}
         drawn.add_column(title, overflow="fold", **more)
     for row in table.rows:
         drawn.add_row(*(Text(printable(cell)) for cell in row))
-    console().print(Text(table.title, style="bold"), drawn, sep="\n")
+    out.print(Text(table.title, style="bold"), drawn, sep="\n")
     if table.note:
         line(table.note, wrap=True)
     line()
@@ -171,14 +175,18 @@ def progress(title: str, *, show: bool = True) -> Iterator[Callable[[float, int,
             )
         return
     due = time.monotonic() + 2  # short work passes without a line
+    last: tuple[float, float] | None = None  # the last line: when, and how far
 
     def update(done: float, total: int, text: str) -> None:
-        nonlocal due
-        if (now := time.monotonic()) >= due:
-            share = f" of {total} ({done / total:.0%})" if total else ""
-            count = f"{done:.1f}" if isinstance(done, float) else done
-            line(f"{title}: {count}{share}{'  ' + text if text else ''}", err=True)
-            due = now + 5
+        nonlocal due, last
+        if (now := time.monotonic()) < due:
+            return
+        share = f" of {total} ({done / total:.0%})" if total else ""
+        if last is not None and last[1] < done < total:
+            share += f", {duration((now - last[0]) * (total - done) / (done - last[1]))} left"
+        count = f"{done:.1f}" if isinstance(done, float) else done
+        line(f"{title}: {count}{share}{'  ' + text if text else ''}", err=True)
+        due, last = now + 5, (now, done)
 
     yield update
 

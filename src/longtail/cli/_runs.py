@@ -73,13 +73,13 @@ def open_runs(
                 left_out.setdefault(why, []).append(run)
             else:
                 found.setdefault(run.folder.resolve(), run)
+    for why, runs in left_out.items():
+        without(runs, runs, why)
     if not found:
         what = "can be used here" if set(left_out) - {"half written"} else "is finished"
         if "no held-out part" in left_out:
             what = "has a held-out part; train with --held-out 0.2"
         raise Failure(f"none of the runs there {what}.")
-    for why, runs in left_out.items():
-        without(runs, runs, why)
     alone = [run for run in found.values() if not run.members]
     kept = {"softmax", "label-smoothing"}  # these leave the classes' frequencies as they are
     plain = [run for run in alone if set(run.spec.method.name.split("+")) <= kept]

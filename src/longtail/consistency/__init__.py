@@ -2,7 +2,7 @@
 
 At a point with class probabilities η the balanced error is least for argmax_y η_y/π_y
 (equation 7). A loss is consistent if, for every η, only such classes have the highest score
-among the scores f* = link(η) that minimise its conditional risk (`risk`). For every
+among the scores f = link(η) that minimise its conditional risk (`risk`). For every
 pairwise-margin loss this can be read off: with δ_y = α_y π_y,
 
     consistent  ⇔  e^{s Δ_{yy'}} = δ_{y'} / (δ_y + κ) for all y ≠ y', with one number κ > −min δ
@@ -66,8 +66,8 @@ class Witness:
     Attributes:
         eta: η, the class probabilities there, shape (num_classes,).
         ratio: η_y / π_y, largest for the class that should win.
-        trained_scores: f*, what minimises the risk at η, with Σ_y f*_y = 0.
-        scores: what the argmax is taken of: f*, or what a post-hoc rule makes of it.
+        trained_scores: the scores f that minimise the risk at η, with Σ_y f_y = 0.
+        scores: what the argmax is taken of: f, or what a post-hoc rule makes of it.
         wins: the class with the highest score.
         should_win: the class with the highest η_y / π_y.
         note: why no setting of the rule can help, or empty.
@@ -189,7 +189,8 @@ def check_consistency(
 
     Returns:
         The Verdict: proved, refuted by a certified witness, or undecided. A Margin is undecided
-        only if it fails the condition by too little for a witness in double precision.
+        only if double precision is too little for a witness: the condition fails by a hair, or
+        margins are extreme.
 
     Examples:
         >>> prior = ClassPrior.from_probs([0.95, 0.05])
@@ -209,9 +210,8 @@ def check_consistency(
     if isinstance(subject, PosthocLogitAdjustment | PosthocWeightNormalization):
         loss = subject.trained_with or margins.softmax(prior)
     if not isinstance(loss, Margin):
-        hint = ""
-        if isinstance(subject, str):
-            hint = f"; for a named loss pass margins.by_name({subject!r}, prior)"
+        name = subject if isinstance(subject, str) else getattr(subject, "name", None)
+        hint = f"; for a named loss pass margins.by_name({name!r}, prior)" if name else ""
         raise InputError(
             f"the first argument must be a Margin, a PosthocLogitAdjustment, a "
             f"PosthocWeightNormalization or a CostSensitiveSVM; got {type(subject).__name__}{hint}."

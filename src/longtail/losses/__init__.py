@@ -248,10 +248,10 @@ class EqualizedThresholdLoss(PairwiseMarginLoss):
             dropped = self.draw(logits)
         return super().forward(logits, *args, dropped=dropped, **how)
 
-    def mixed(self, logits: Any, *args: Any, dropped: Tensor | None = None) -> Tensor:
+    def mixed(self, logits: Any, *args: Any, dropped: Tensor | None = None, **how: Any) -> Tensor:
         """As for every loss, see `PairwiseMarginLoss.mixed`; both labels with the same draw."""
         dropped = self.draw(logits) if dropped is None else dropped
-        return super().mixed(logits, *args, dropped=dropped)
+        return super().mixed(logits, *args, dropped=dropped, **how)
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw which classes don't compete, bool, shape of `logits`; to use a draw repeatedly."""

@@ -59,7 +59,7 @@ _USUAL = {
 
 
 class MarginModule(nn.Module):
-    """A module with a Margin as buffers, whose type is fixed and which no `state_dict` has."""
+    """A module that holds a Margin in buffers, of a fixed type and not in the `state_dict`."""
 
     alpha: Tensor
     positive: Tensor

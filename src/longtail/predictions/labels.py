@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +86,15 @@ def class_indices(
             f"{name}: labels must be whole numbers or names; their dtype is {array.dtype} "
             f"(names.astype(str) makes them text)."
         )
-    index = {label: k for k, label in enumerate(class_names or ())}
-    if all(as_number(label) is None for label in index):
-        index |= {str(k): k for k in range(num_classes)}
+    index = _index(num_classes, None if class_names is None else tuple(class_names))
+
+    def code(text: str) -> int:
+        number = as_number(text)
+        return index.get(text, -1 if number is None else index.get(str(number), -1))
+
     found, inverse = np.unique(array.reshape(-1), return_inverse=True)
     texts = [str(label).strip() for label in found]
-    unknown = [t for t in texts if t not in index]
-    index |= {t: index.get(str(as_number(t)), -1) for t in unknown if as_number(t) is not None}
-    codes = [index.get(t, -1) for t in texts]
+    codes = [code(text) for text in texts]
     result: IntArray = np.array(codes, dtype=np.int64)[inverse]
     if -1 in codes:
         row = int(np.argmin(result))
@@ -104,6 +106,15 @@ def class_indices(
             f"of the classes {known}."
         )
     return result
+
+
+@lru_cache(maxsize=1)  # asked for every block of a file, and long for a million classes
+def _index(num_classes: int, class_names: tuple[str, ...] | None) -> dict[str, int]:
+    """Return classes by their names, and unless names are numbers by position."""
+    index = {label: k for k, label in enumerate(class_names or ())}
+    if all(as_number(label) is None for label in index):
+        index |= {str(k): k for k in range(num_classes)}
+    return index
 
 
 def read_class_names(text: str) -> list[str]:

@@ -61,7 +61,7 @@ def _chosen(result: AdjustResult) -> str:
     elif result.tally is not None:
         cross = "; judged by cross-fitting the prior" if result.protocol == "cross-fit" else ""
         tau += f", as given{cross}"
-    effective = " The prior is what the model shows to have learnt, its mean prediction."
+    effective = " The prior is what the model has learnt: its mean prediction."
     return f"{tau}.{effective if result.effective else ''}"
 
 

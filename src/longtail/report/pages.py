@@ -467,8 +467,10 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
         "Tau": said[1],
         "Left out": f"{left_out:,} classes without examples enough" if left_out else "",
     }
-    numbers = probs if counts is None else np.asarray(counts[kept], dtype=np.float64)
-    page.add("read", "What was adjusted", facts(read), charts.frequencies(axis, numbers))
+    shown: list[str | Chart] = [facts(read)]
+    if counts is not None:
+        shown.append(charts.frequencies(axis, np.asarray(counts[kept], dtype=np.float64)))
+    page.add("read", "What was adjusted", *shown)
     words = (
         "Every example was judged with a τ that it had no part in choosing. Differences are "
         "paired by example; an interval that excludes zero is more than chance."

@@ -240,7 +240,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         best_tau_interval_: its 95% bootstrap interval, or None for a grid. A FewExamplesWarning
             says where it is likely too narrow.
         best_score_: its held-out score; optimistic, as any chosen maximum is.
-        tau_curve_: a TauScores, the held-out score as a function of tau.
+        tau_curve_: a TauScores, the held-out score as a function of tau (in place of scikit-learn's
+            `cv_results_`): `taus`, `scores` and, of a scorer, `split_scores`.
         n_features_in_, feature_names_in_: as the estimator has them.
 
     Examples:
