@@ -191,26 +191,20 @@ def interval_table(record):
     return "\n".join(lines)
 
 
-def quapy_table(record):
-    """Differences from QuaPy in Markdown."""
+def quapy_line(record):
+    """Differences from QuaPy in a sentence."""
     found = record["quapy"]
-    lines = [f"| estimator | of QuaPy {found['version']} | largest difference |", "|---|---|---:|"]
-    ours = {
-        "EM": '`method="em"`',
-        "PACC": '`method="bbse"`',
-        "ACC": '`method="bbse"`, one-hot rows',
-    }
-    theirs = {"EM": "EMQ", "PACC": "PACC", "ACC": "ACC"}
-    for name, value in found["largest_difference"].items():
-        lines.append(f"| {ours[name]} | {theirs[name]} | {value:.1e} |")
-    return "\n".join(lines)
+    apart = ", ".join(
+        f"{value:.1e} ({name})" for name, value in found["largest_difference"].items()
+    )
+    return f"QuaPy {found['version']}: largest differences {apart}."
 
 
 PARTS = {
     "monitor": lambda _: f"```python\n{CODE}```",
     "alarms": alarm_table,
     "intervals": interval_table,
-    "quapy": quapy_table,
+    "quapy": quapy_line,
 }
 CODE = (
     "from collections import deque\n\nimport numpy as np\nfrom longtail import estimate_prior\n\n"

@@ -32,7 +32,6 @@ from longtail.data.large import LARGE
 from longtail.data.profiles import read_counts
 from longtail.priors import GROUPS
 from longtail.report import figures
-from longtail.report.compare import mean_interval
 from longtail.report.tables import Table
 from studies import _pages as pages
 from studies._records import ROOT, device_of, write_text
@@ -558,33 +557,8 @@ def rules_table(study: Study, dataset: str) -> Table:
         rows,
         note=(
             f"{words} ({facts['examples'] * times:,} examples, {facts['largest'] * times:,} to "
-            f"{facts['smallest'] * times} a class), {len(trials)} trials; ± one standard error. "
-            f"Bayes balanced error by Monte Carlo: {least.mean:.3f} with a standard error of "
-            f"{least.se:.3f}. Errors above Bayes are on the same test points as the Bayes rule's."
-        ),
-    )
-
-
-def sizes_table(study: Study) -> Table:
-    """Return the errors above Bayes by number of training examples."""
-    rows = []
-    for dataset in study.datasets:
-        multiples, title = study.multiples(dataset), LARGE[dataset].title
-        for multiple in multiples:
-            trials = study.of(dataset, multiple)
-            found = [str(excess(trials, m)) for m in ("softmax", POSTHOC, "logit-adjusted")]
-            differ = f"{np.mean([trial.disagreement for trial in trials]):.2f}"
-            rows.append((f"{title} × {multiple}", *found, differ))
-        trials = study.of(dataset, multiples[0])
-        rows.append((f"{title} × ∞", str(excess(trials, LIMIT)), "0", "0", "0"))
-    return Table(
-        "Points of balanced error above Bayes, by number of training examples",
-        ("class sizes", "ERM", "post-hoc", "loss", "differ"),
-        rows,
-        note=(
-            "× n: n times the real number of examples of each class; × ∞: what softmax regression "
-            "tends to, the true densities with the class prior. differ: percent of the test points "
-            "on which post-hoc adjustment and the loss, each solved by itself, decide differently."
+            f"{facts['smallest'] * times} a class), {len(trials)} trials; ± one standard error, of "
+            f"Bayes {least.se:.3f}. Errors above Bayes are on the test points of the Bayes rule."
         ),
     )
 
@@ -594,7 +568,6 @@ def finding(study: Study, dataset: str) -> dict[str, Any]:
     multiples = study.multiples(dataset)
     first, last = (study.of(dataset, multiple) for multiple in (multiples[0], multiples[-1]))
     frequent, *_, rare = first[0].groups["softmax"]  # few, where there are such classes
-    gain = [t.errors["softmax"].mean - t.errors["logit-adjusted"].mean for t in first]
     saved = {
         group: np.mean(
             [t.groups["softmax"][group] - t.groups["logit-adjusted"][group] for t in first]
@@ -606,7 +579,6 @@ def finding(study: Study, dataset: str) -> dict[str, Any]:
         "classes": study.sizes[dataset]["classes"],
         "erm": excess(first, "softmax").mean,
         "loss": excess(first, "logit-adjusted").mean,
-        "gain": mean_interval(gain),
         "rare": rare,
         "saved": saved[rare],
         "paid": -saved[frequent],
@@ -745,7 +717,7 @@ def main(options: argparse.Namespace) -> None:
         sys.stdout.write(study.to_json())
         return
     tables = [rules_table(study, dataset) for dataset in study.datasets]
-    pages.show([*tables, sizes_table(study)])
+    pages.show(tables)
     if set(study.datasets) != set(DATASETS):
         pages.note("The page needs both data sets, so it is left as it is.")
         return
@@ -755,7 +727,6 @@ def main(options: argparse.Namespace) -> None:
                 "large-scale",
                 found=[finding(study, dataset) for dataset in study.datasets],
                 tables=tables,
-                sizes=sizes_table(study),
                 settings=study.settings,
                 title=TITLE,
             )

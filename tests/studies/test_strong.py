@@ -81,6 +81,16 @@ def test_the_page_is_made_from_the_records():
     )
 
 
+def test_what_the_prose_of_the_page_says_of_students():
+    """Their temperature matters; the other settings change less than a point."""
+    for dataset in strong.DATASETS:
+        lines = [o for o in setting(dataset).part("ablation") if o.name.startswith("student, ")]
+        base = setting(dataset).line("ablation", "student")
+        change = {o.name: strong.change(o, base, "errors") for o in lines}
+        assert change.pop("student, temperature 1").excludes_zero
+        assert all(abs(one.mean) < 0.01 for one in change.values())
+
+
 def test_the_recipe_follows_what_the_development_set_chose():
     for dataset, found in strong.selections().items():
         path = ROOT / f"results/strong/selection-{dataset}.json"
