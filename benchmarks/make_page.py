@@ -240,7 +240,7 @@ def students():
 
 
 def real_cohort():
-    found = record("cohort_cifar100")
+    found, heads = record("cohort_cifar100"), record("bench_embeddings_heads")
     names = {
         ("softmax", None): "softmax",
         ("posthoc-logit-adjusted", "fixed"): "softmax, logits adjusted afterwards (tau = 1)",
@@ -255,6 +255,10 @@ def real_cohort():
         f"`{found['command']}` trained its {found['runs']} runs of the recipe "
         f"`{found['recipe']['name']}` together in {found['training_seconds']:.0f} s there:",
         table(["", "balanced test error, %"], rows),
+        f"On features in a file, {heads['heads']} heads of {heads['classes']:,} classes on "
+        f"{heads['rows']:,} x {heads['width']} numbers take {heads['seconds']:.0f} s for "
+        f"{heads['epochs']} epochs together, reading and writing included "
+        f"(`bench_embeddings.py --heads {heads['heads']}`).",
     ]
 
 
