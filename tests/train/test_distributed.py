@@ -108,7 +108,7 @@ def _work(rank, ports, folder):
     data = load_listed(folder / "set")
     with one_of_two(rank, ports[0]) as world:
         assert world == World(rank, 2, CPU)
-        assert world.tell({"from": 0} if world.first else None) == {"from": 0}
+        assert world.tell({"from": 0} if world.rank == 0 else None) == {"from": 0}
         found = {name: step_losses(data.train, world, *case) for name, case in STEPS.items()}
         MODELS["tiny"] = TINY
         found["normed"] = step_losses(data.train, world, "softmax", NORMED, HERE)
