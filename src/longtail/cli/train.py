@@ -75,11 +75,11 @@ def train(
     fit: _data.Fit = False,
     subset_seed: _data.SubsetSeed = None,
     out: Annotated[
-        Path | None, option("FOLDER", "The folder of runs; runs if absent.", "--out", "-o")
+        Path | None, option("FOLDER", "The folder of runs; ./runs if absent.", "--out", "-o")
     ] = None,
     device: _runs.Device = "auto",
     precision: Annotated[
-        Precision, option("NAME", "float32, bfloat16, auto: by the device.", show_default=False)
+        Precision, option("NAME", "float32 or bfloat16; auto: by device.", show_default=False)
     ] = Precision.auto,
     together: Annotated[
         int | None, option("N", "Runs at a time on a GPU; 16 if absent.", min=1)

@@ -225,7 +225,7 @@ class Method:
         return losses.PairwiseMarginLoss(MARGINS[self.loss](prior, **self.settings), **options)
 
     def first_weighted_epoch(self, epochs: int) -> int:
-        """The first epoch with DRW, counted from 0: `drw_start`, or 80% of them (160 of 200)."""
+        """Return the first epoch with DRW, from 0: `drw_start`, or 80% of them (160 of 200)."""
         if self.drw_start is None:
             return min(round(0.8 * epochs), epochs - 1)  # the last epoch at the latest
         return self.drw_start
@@ -334,7 +334,7 @@ def _check_known(key: str, known: Mapping[str, Any], name: str) -> None:
 
 
 def unknown(what: str, value: object, options: Sequence[str], *, alike: float = 0.5) -> InputError:
-    """The error for a name that does not exist: the nearest ones, at least so alike, then all."""
+    """Return the error for an unknown name: the nearest names, at least so alike, then all."""
     near = difflib.get_close_matches(str(value), options, n=3, cutoff=alike)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     return InputError(f"there is no {what} {value!r}{hint} There are {', '.join(options)}.")

@@ -258,7 +258,7 @@ class StreamedTraining:
             yield found
 
     def prepare(self, number: int) -> None:
-        """Before step `number`: take its images, which go to the device while that still works."""
+        """Take the images of step `number`; a GPU copies them after the step before."""
         self.at, self._parts = number, next(self._steps)
 
     def step(self, size: int) -> None:
