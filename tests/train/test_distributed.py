@@ -239,13 +239,16 @@ def test_a_damaged_image_is_counted_once_or_stops_both(found):
 KILLED = """
 import os, signal, sys
 from longtail.train.streamed import StreamedTraining
-step = StreamedTraining.step
+load, step = StreamedTraining.load, StreamedTraining.step
+def loaded(self, epoch):
+    self.epoch = epoch
+    load(self, epoch)
 def killed(self, size):
     if self.epoch == 2 and self.at == 1 and os.environ["RANK"] == "1":
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
     step(self, size)
-StreamedTraining.step = killed
+StreamedTraining.load, StreamedTraining.step = loaded, killed
 from longtail.train import engine
 engine.train_cohort.__kwdefaults__["checkpoint_seconds"] = 0.0
 from longtail.cli import main
