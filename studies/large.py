@@ -292,10 +292,10 @@ def main(options: argparse.Namespace) -> None:
         data = {name: one.spec for name, one in loaded.items()}
         if options.estimate:
             table = estimate(options, settings, loaded, world, streaming)
-            pages.show([table] if world.first else [])
+            pages.show([table] if world.rank == 0 else [])
             return
         rows = [run for one in settings for run in one.runs(data[one.dataset])]
-        with pages.progress("training") if world.first else nullcontext() as said:
+        with pages.progress("training") if world.rank == 0 else nullcontext() as said:
             shelf, finished = train_missing(
                 options,
                 resized(options, rows),
@@ -303,7 +303,7 @@ def main(options: argparse.Namespace) -> None:
                 shared={"world": world, "streaming": streaming},
                 progress=said,
             )
-        if not world.first:
+        if world.rank > 0:
             return
     if not finished:
         pages.note("Time is up. Nothing is lost; the same command goes on.")

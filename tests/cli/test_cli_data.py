@@ -62,15 +62,16 @@ def test_describe_a_file_of_class_sizes(cli, ok, refused):
     assert "holds class sizes and no images" in said
 
 
-def test_freeze_and_use_the_file_by_path_and_by_name(cli, cifar, ok):
+def test_freeze_and_use_the_file_by_path_and_by_name(cli, cifar, ok, refused):
     options = ("--data-dir", cifar, "--ratio", 4)
-    Path("travel").mkdir()
     result = ok("data", "freeze", "cifar10-lt", *options, "--out", "travel/a.parquet")
     assert re.fullmatch(
         r"travel/a\.parquet: cifar10-lt \(exp, imbalance ratio 4\), 18 training and 20 test "
         r"images, [\d.]+ kB\n",
         result.out,
     )
+    again = refused("data", "freeze", "cifar10-lt", *options, "--out", "travel", "--force")
+    assert "travel is a folder; name a file." in again
     described = cli("data", "describe", "cifar10-lt", *options).out
     lines = described.splitlines(keepends=True)
     original = "".join(line for line in lines if "development" not in line)  # not asked for

@@ -108,7 +108,7 @@ def _work(rank, ports, folder):
     data = load_listed(folder / "set")
     with one_of_two(rank, ports[0]) as world:
         assert world == World(rank, 2, CPU)
-        assert world.tell({"from": 0} if world.first else None) == {"from": 0}
+        assert world.tell({"from": 0} if world.rank == 0 else None) == {"from": 0}
         found = {name: step_losses(data.train, world, *case) for name, case in STEPS.items()}
         MODELS["tiny"] = TINY
         found["normed"] = step_losses(data.train, world, "softmax", NORMED, HERE)
@@ -239,13 +239,16 @@ def test_a_damaged_image_is_counted_once_or_stops_both(found):
 KILLED = """
 import os, signal, sys
 from longtail.train.streamed import StreamedTraining
-step = StreamedTraining.step
+load, step = StreamedTraining.load, StreamedTraining.step
+def loaded(self, epoch):
+    self.epoch = epoch
+    load(self, epoch)
 def killed(self, size):
     if self.epoch == 2 and self.at == 1 and os.environ["RANK"] == "1":
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
     step(self, size)
-StreamedTraining.step = killed
+StreamedTraining.load, StreamedTraining.step = loaded, killed
 from longtail.train import engine
 engine.train_cohort.__kwdefaults__["checkpoint_seconds"] = 0.0
 from longtail.cli import main

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from longtail import ClassPrior, InputError, margins
 from longtail.data.samplers import ClassSampler
-from longtail.train.methods import EXTRAS, SAMPLINGS, THRESHOLD, Method, method_help
+from longtail.train.methods import SAMPLINGS, THRESHOLD, Method
 
 COUNTS = np.array([5000, 600, 50])
 PRIOR = ClassPrior.from_counts(COUNTS)
@@ -111,15 +111,6 @@ def test_samplings_are_rules_of_the_sampler():
     assert np.ptp(shares["over-sampling"]) <= 1
     roots = np.sqrt([40, 9, 4])
     np.testing.assert_allclose(shares["sqrt-sampling"], 53 * roots / roots.sum(), atol=1)
-
-
-def test_what_help_says_of_a_part_can_be_typed():
-    lines = method_help()
-    assert [line.name for line in lines] == [*margins.MARGINS, THRESHOLD, *EXTRAS]
-    for line in lines:
-        typed = "softmax+" * (line.kind == "extra") + line.name
-        given = ",".join(s for s in line.settings.split(", ") if "=" in s)
-        Method.of(f"{typed}:{given}" if given else typed)
 
 
 @pytest.mark.parametrize(

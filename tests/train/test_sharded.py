@@ -67,12 +67,12 @@ def _work(rank, port, folder):
         one = stepper(data.train, world)
         losses_of(one, [0])
         torch.save(saved(one), folder / f"sharded-{rank}.pt")
-        one.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
+        one.load_state(0, torch.load(folder / "whole.pt") if world.rank == 0 else {})
         found["from whole"] = losses_of(one, [1])
         found["judged"] = judged(one.model, data.test, world)
         options = {"root": folder / "2-1-2", "streaming": HERE}
         interrupt(spec(data), data.train, world=world, epoch=2, **options)
-        if world.first:  # alone, while the other waits for what comes next
+        if world.rank == 0:  # alone, while the other waits for what comes next
             interrupt(spec(data), data.train, epoch=3, **options)
         whole(spec(data), data, folder / "2-1-2", world)
     (folder / f"found-{rank}.json").write_text(json.dumps(found))

@@ -1,6 +1,8 @@
 """A run on images from disk: its step by hand, its parts, sampled softmax, and bad input."""
 
+import gc
 import logging
+import weakref
 
 import numpy as np
 import pytest
@@ -85,6 +87,20 @@ def test_pieces_and_workers_change_nothing(data, monkeypatch):
     found, theirs = trained(stepper(data.train, how=Streaming(workers=2)))
     assert found == losses
     assert torch.equal(theirs, weights)
+
+
+def test_a_training_that_is_done_frees_its_memory_and_workers(data):
+    stepper(data.train)  # torch keeps the first optimizer's frames until they are collected
+    gc.collect()
+    gc.disable()
+    try:
+        one = stepper(data.train, how=Streaming(workers=1))
+        run_epoch([one], [0])
+        model = weakref.ref(one.model)
+        del one
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 def test_logits_are_those_of_the_centres(data):

@@ -52,6 +52,8 @@ def refuse_overwrite(path: Path, force: bool, *, page: str | None = None) -> Non
             f"{page} writes a page for a browser, so its file must end in .html or .htm; got "
             f"{path}."
         )
+    if path.is_dir():
+        raise Failure(f"{path} is a folder; name a file.")
     if path.exists() and not force:
         raise Failure(f"{path} exists; pass --force to replace it.")
 

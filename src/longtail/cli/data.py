@@ -137,6 +137,7 @@ def freeze(
     # A frozen file's development set can't be drawn anew, so it is kept or left out as it is.
     again = name not in DATASETS and Path(name).is_file()
     _console.refuse_overwrite(out, force)  # refused first, since it would fail after the work
+    out.parent.mkdir(parents=True, exist_ok=True)
     development = None if again and dev == 0 else dev
     data = _data.load(name, context.params, development=development)
     kept = data.dev is not None if again and dev is None else bool(dev)
@@ -208,8 +209,7 @@ def check(
         _data.refuse_idle(_console.typed(context), idle, on_disk=False)
     if out is not None:  # refused first, since it would fail after the work
         _console.refuse_overwrite(out, force)
-        if not out.parent.is_dir():
-            raise Failure(f"--out {out}: there is no folder {out.parent}.")
+        out.parent.mkdir(parents=True, exist_ok=True)
     with _console.progress(f"checking {Path(name).name}") as progress:
         result = check_data(
             name, data_dir=data_dir, root=root, workers=workers, quick=quick, progress=progress

@@ -112,7 +112,7 @@ def evaluate(
             parts = [_part(places.of(run), run, split) for run in work]
             how: dict[str, Any] = {"device": world.device, "world": world}
             how["streaming"] = Streaming(workers=workers)
-            with _console.progress("evaluating", show=world.first) as progress:
+            with _console.progress("evaluating", show=world.rank == 0) as progress:
                 for done, (run, part) in enumerate(zip(work, parts, strict=True)):
                     progress(done, len(work), run.folder.name)
                     if not errors_only:
@@ -123,7 +123,7 @@ def evaluate(
                         errors[run.folder] = metrics.per_class_error(
                             part.labels, labels, num_classes=run.prior.num_classes, missing="skip"
                         )
-            if not world.first:
+            if world.rank > 0:
                 return
     notes = []
     if missing and not errors_only:

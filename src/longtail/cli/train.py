@@ -33,8 +33,8 @@ RECIPE_OF = {
 }
 SPLITS = {"test": "test set", "held-out": "held-out part"}
 # Options that do nothing to images on disk, and to images in memory.
-_OF_SUBSETS = ("profile", "ratio", "counts", "fit", "subset_seed", "together")
-_OF_DISKS = ("root", "workers", "micro_batch", "on_error", "compile")
+_OF_SUBSETS = (*_data.SUBSET, "--together")
+_OF_DISKS = ("--root", "--workers", "--micro-batch", "--on-error", "--compile")
 
 Precision = StrEnum("Precision", ["auto", "float32", "bfloat16"])
 OnError = StrEnum("OnError", ["stop", "skip"])
@@ -75,11 +75,11 @@ def train(
     fit: _data.Fit = False,
     subset_seed: _data.SubsetSeed = None,
     out: Annotated[
-        Path | None, option("FOLDER", "The folder of runs; runs if absent.", "--out", "-o")
+        Path | None, option("FOLDER", "The folder of runs; ./runs if absent.", "--out", "-o")
     ] = None,
     device: _runs.Device = "auto",
     precision: Annotated[
-        Precision, option("NAME", "float32, bfloat16, auto: by the device.", show_default=False)
+        Precision, option("NAME", "float32 or bfloat16; auto: by device.", show_default=False)
     ] = Precision.auto,
     together: Annotated[
         int | None, option("N", "Runs at a time on a GPU; 16 if absent.", min=1)
@@ -141,16 +141,15 @@ def train(
 
     params = context.params.items()
     given = {k: v for k, v in params if v is not None and v is not False and v != ()}
-    if (teacher_logits or more) and not teachers:
-        extra = f"unexpected argument {more[0]}, since runs" if more else "--teacher-logits"
-        raise typer.BadParameter(f"{extra} must come with --teachers")
+    if more and not teachers:
+        raise typer.BadParameter(f"unexpected argument {more[0]}; runs stand after --teachers")
+    if teacher_logits and not teachers:
+        raise typer.BadParameter("--teacher-logits needs --teachers")
     if seeds is not None and seed:
         raise typer.BadParameter("give either --seeds or --seed, not both")
     asked = seed or None if seeds is None else list(range(seeds))
     places, root_of_runs = _runs.RunData(dataset, data_dir, root), out or Path("runs")
-    place = _runs.find_device(device)
-    alone = nullcontext(distributed.World(device=place))
-    with distributed.joined(place) if "WORLD_SIZE" in os.environ else alone as world:
+    with distributed.joined(_runs.find_device(device)) as world:
         taught: list[Run] = []
         if teachers:
             taught = _runs.open_runs([*teachers, *(more or [])], together=True)
@@ -189,10 +188,8 @@ def train(
             _console.line(text, wrap=True, err=True)
         specs = list({spec.folder: spec for spec in specs}.values())
         on_disk = specs[0].dataset.settings.get("list") is not None
-        idle = [name for name in (_OF_SUBSETS if on_disk else _OF_DISKS) if name in given]
-        if idle:
-            typed = [f"--{name.replace('_', '-')}" for name in idle]
-            _data.refuse_idle(typed, typed, on_disk=on_disk)
+        idle = _OF_SUBSETS if on_disk else _OF_DISKS
+        _data.refuse_idle(_console.typed(context), idle, on_disk=on_disk)
         if evaluate:
             instead = "train with --no-evaluate, then count errors: longtail evaluate --errors-only"
             sizes = len(data.test), data.test.num_classes

@@ -325,7 +325,7 @@ def _start_method() -> Any | None:
 
 
 def _end_with_parent(_: int) -> None:
-    """In a worker, end when the training process is gone, even where a server forked it."""
+    """End a worker when the training process is gone, even where a server forked it."""
 
     def wait() -> None:
         if parent := multiprocessing.parent_process():

@@ -10,13 +10,13 @@ from torch import Tensor
 from longtail._checks import InputError
 
 
-def check_labels(target: Any, rows: int, *, of: str) -> None:
-    """Refuse a target that is not one integer label for each row of the logits or features."""
+def check_labels(target: Any, rows: int) -> None:
+    """Refuse a target that is not one integer label for each row of the features."""
     if not isinstance(target, Tensor) or target.shape != (rows,):
         came = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise InputError(
-            f"`target` must be a tensor of shape ({rows},), one label per row of the {of}; got "
-            f"{came}."
+            f"`target` must be a tensor of shape ({rows},), one label per row of the features; "
+            f"got {came}."
         )
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise InputError(f"`target` must be integer class labels; their dtype is {target.dtype}.")

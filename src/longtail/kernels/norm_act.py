@@ -327,7 +327,7 @@ class _NormAct(torch.autograd.Function):
 
 
 def _as_rows(grad: Tensor, x: Tensor) -> Tensor:
-    """A gradient in the type and the layout of x, copied only where needed."""
+    """Return a gradient in the type and layout of x, copied only where needed."""
     if x.ndim == 4:
         return grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
     return grad.to(x.dtype).contiguous()

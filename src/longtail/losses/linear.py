@@ -73,7 +73,7 @@ def linear_cross_entropy(
             f"`weight` must have a row for each of the loss's {criterion.num_classes} classes; its "
             f"shape is {tuple(weight.shape)}."
         )
-    check_labels(target, len(features), of="features")
+    check_labels(target, len(features))
     reduction, ignored = criterion.reduction, criterion.ignore_index
     target, hidden = target.long(), features
     if under_autocast(features.device) and features.dtype != torch.float64:

@@ -180,7 +180,7 @@ class SampledSoftmaxLoss(MarginModule):
                 f"shape is {tuple(weight.shape)}."
             )
         sampled = self.draw() if sampled is None else sampled.to(features.device).long()
-        check_labels(target, len(features), of="features")
+        check_labels(target, len(features))
         target, work = target.long(), work_dtype(features)
         index = target.masked_fill(target == self.ignore_index, 0)
         (alpha, margin, lower), factor = self.parts(), self._buffers["_factor"]

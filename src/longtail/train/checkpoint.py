@@ -83,7 +83,7 @@ def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def _records(folder: Path) -> list[Path]:
-    """The records of all checkpoints, newest first."""
+    """Return the records of all checkpoints, newest first."""
     return sorted(folder.glob("checkpoint-*.json"), key=_epochs, reverse=True)
 
 

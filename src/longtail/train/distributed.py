@@ -52,11 +52,6 @@ class World:
     count: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    @property
-    def first(self) -> bool:
-        """True for the process that writes and prints."""
-        return self.rank == 0
-
     def share(self, size: int) -> slice:
         """Return this process's part of a global batch; of a very small one it may be empty."""
         return slice(size * self.rank // self.count, size * (self.rank + 1) // self.count)
@@ -90,7 +85,7 @@ class World:
         """
         if self.count == 1:
             return rows.cpu().numpy()
-        if not self.first:
+        if self.rank > 0:
             if len(rows):
                 distributed.send(rows.contiguous(), dst=0)
             return None
@@ -158,7 +153,7 @@ def joined(device: torch.device | str, *, patience: timedelta = PATIENCE) -> Ite
     try:
         yield world
     except Exception as error:
-        if not world.first:
+        if world.rank > 0:
             time.sleep(_GRACE)
         if device.type == "cpu":  # a GPU may wait there for a process that is gone
             distributed.destroy_process_group()

@@ -203,12 +203,14 @@ def train_cohort(
                 stack.enter_context(files.exclusive(folder))
             # Another process may have finished some just before they were claimed.
             states = run_states(wave, images, world, force=force)
-            jobs = [
-                _open_job(folder, waiting[folder], states[folder], images, device, command, world)
-                for folder in wave
-                if states[folder] != "finished"
-            ]
             try:
+                jobs = [
+                    _open_job(
+                        folder, waiting[folder], states[folder], images, device, command, world
+                    )
+                    for folder in wave
+                    if states[folder] != "finished"
+                ]
                 if data is None:
                     data = Resident(images, device) if isinstance(images, ImageSet) else images
                 for alike in _alike(jobs) if at_once > 1 else [[job] for job in jobs]:

@@ -25,7 +25,7 @@ from longtail.train.distributed import ALONE, World
 from longtail.train.loop import new_network
 from longtail.train.prefetch import as_tensor
 from longtail.train.recipe import Recipe
-from longtail.train.streamed import Streaming, stream_logits
+from longtail.train.streamed import Streaming, judging, stream_logits
 
 Images = ImageSet | ListedImages
 LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memory, and one file
@@ -55,14 +55,12 @@ def network_logits(
         return compute(model, images, recipe, world=world, how=streaming)
     if world.rank > 0:
         return None
-    network: Any = model
     device = next(model.parameters()).device
     color: dict[str, Any] = {"mean": recipe.mean, "std": recipe.std}
     color["pixel_range"] = images.pixel_range
-    model.eval()
-    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with judging(model):
         found = [
-            network.fc(network.features(normalize(batch.to(device), **color))).float().cpu()
+            model(normalize(batch.to(device), **color)).float().cpu()
             for batch in torch.split(as_tensor(images), 1024)
         ]
     return torch.cat(found).numpy()

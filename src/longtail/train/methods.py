@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,42 +54,20 @@ SAMPLED_LOSSES = ("softmax", "adaptive", "ldam", THRESHOLD)
 HEADS = {"ldam": "cosine"}
 
 
-class Extra(NamedTuple):
-    """A part that may follow a loss."""
-
-    summary: str
-    settings: Mapping[str, tuple[str, Any]]  # as typed -> (its key in a run's record, default)
-
-
-# In the order of a canonical name.
-EXTRAS: dict[str, Extra] = {
-    "drw": Extra(
-        "Deferred re-weighting: class-balanced weights from epoch `start` on "
-        "(default: after 80% of the epochs).",
-        {"start": ("drw_start", None), "beta": ("drw_beta", 0.9999)},
-    ),
-    "label-smoothing": Extra(
-        "Targets mixed with the uniform distribution: 1 − ε of the one, ε of the other.",
-        {"epsilon": ("epsilon", 0.1)},
-    ),
-    "over-sampling": Extra("Every class drawn equally often, rare examples repeatedly.", {}),
-    "under-sampling": Extra("As many of each class as the rarest has, anew in each epoch.", {}),
-    "sqrt-sampling": Extra("Classes drawn in proportion to the square root of their size.", {}),
+# What may follow a loss, in the order of a canonical name, with its settings: as typed, the key in
+# a run's record and the default.
+EXTRAS: dict[str, Mapping[str, tuple[str, Any]]] = {
+    "drw": {"start": ("drw_start", None), "beta": ("drw_beta", 0.9999)},
+    "label-smoothing": {"epsilon": ("epsilon", 0.1)},
+    "over-sampling": {},
+    "under-sampling": {},
+    "sqrt-sampling": {},
 }
-
-
-class MethodHelp(NamedTuple):
-    """A line of help."""
-
-    name: str
-    kind: str  # ``loss``, which stands first, or ``extra``, which may follow one
-    settings: str  # as typed, with defaults, such as ``tau=1.0``; empty if it has none
-    summary: str
 
 
 @cache
 def loss_settings(loss: str) -> Mapping[str, Any]:
-    """The settings of a loss and their defaults, `REQUIRED` where there is none.
+    """Return the settings of a loss and their defaults, `REQUIRED` where there is none.
 
     Examples:
         >>> loss_settings("ldam")
@@ -99,33 +77,6 @@ def loss_settings(loss: str) -> Mapping[str, Any]:
         return {"threshold": REQUIRED, "gamma": 0.9}
     found = inspect.signature(MARGINS[loss]).parameters.values()
     return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
-
-
-def method_help() -> list[MethodHelp]:
-    """Return every part that a method can have, losses first, with its settings and one line each.
-
-    Examples:
-        >>> next(line for line in method_help() if line.name == "ldam").settings
-        'max_margin=0.5, scale=30.0'
-    """
-    parts = [
-        (name, "loss", loss_settings(name), (make.__doc__ or "").partition("\n")[0])
-        for name, make in MARGINS.items()
-    ]
-    dropped = (
-        "Competitors rarer than `threshold` drop out at random, with probability gamma "
-        "(Tan et al. 2020)."
-    )
-    parts.append((THRESHOLD, "loss", loss_settings(THRESHOLD), dropped))
-    for name, (summary, settings) in EXTRAS.items():
-        parts.append((name, "extra", {key: d for key, (_, d) in settings.items()}, summary))
-    bare = (None, REQUIRED)
-    return [
-        MethodHelp(
-            name, kind, ", ".join(k if d in bare else f"{k}={d}" for k, d in has.items()), summary
-        )
-        for name, kind, has, summary in parts
-    ]
 
 
 @dataclass(frozen=True)
@@ -215,11 +166,11 @@ class Method:
             extra = {key: value for key, value in given.items() if key in _EXTRA_KEYS}
             for name, pairs in parts:
                 if pairs and name in EXTRAS:
-                    keys = {typed: key for typed, (key, _) in EXTRAS[name].settings.items()}
+                    keys = {typed: key for typed, (key, _) in EXTRAS[name].items()}
                     extra |= _typed(name, pairs, keys)
                 elif pairs:
                     own |= _typed(name, pairs, {key: key for key in loss_settings(name)})
-            smooth = extra.pop("epsilon", EXTRAS["label-smoothing"].settings["epsilon"][1])
+            smooth = extra.pop("epsilon", EXTRAS["label-smoothing"]["epsilon"][1])
             return cls(
                 loss=names[0],
                 settings=own,
@@ -245,7 +196,7 @@ class Method:
         mine = {"drw_start": self.drw_start, "drw_beta": self.drw_beta}
         mine["epsilon"] = self.label_smoothing
         extras = [name for name in EXTRAS if has[name]]
-        for key, default in (pair for name in extras for pair in EXTRAS[name].settings.values()):
+        for key, default in (pair for name in extras for pair in EXTRAS[name].values()):
             if mine[key] != default:
                 settings[key] = mine[key]
         return Part("+".join([self.loss, *extras]), Settings(settings))
@@ -274,7 +225,7 @@ class Method:
         return losses.PairwiseMarginLoss(MARGINS[self.loss](prior, **self.settings), **options)
 
     def first_weighted_epoch(self, epochs: int) -> int:
-        """The first epoch with DRW, counted from 0: `drw_start`, or 80% of them (160 of 200)."""
+        """Return the first epoch with DRW, from 0: `drw_start`, or 80% of them (160 of 200)."""
         if self.drw_start is None:
             return min(round(0.8 * epochs), epochs - 1)  # the last epoch at the latest
         return self.drw_start
@@ -328,7 +279,7 @@ class Method:
         return self.loss == "softmax" and not self.drw and self.sampling == "instance"
 
 
-_EXTRA_KEYS = {key for extra in EXTRAS.values() for key, _ in extra.settings.values()}
+_EXTRA_KEYS = {key for extra in EXTRAS.values() for key, _ in extra.values()}
 
 
 def _typed(name: str, pairs: Sequence[str], keys: Mapping[str, str]) -> dict[str, Any]:
@@ -383,7 +334,7 @@ def _check_known(key: str, known: Mapping[str, Any], name: str) -> None:
 
 
 def unknown(what: str, value: object, options: Sequence[str], *, alike: float = 0.5) -> InputError:
-    """The error for a name that does not exist: the nearest ones, at least so alike, then all."""
+    """Return the error for an unknown name: the nearest names, at least so alike, then all."""
     near = difflib.get_close_matches(str(value), options, n=3, cutoff=alike)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     return InputError(f"there is no {what} {value!r}{hint} There are {', '.join(options)}.")

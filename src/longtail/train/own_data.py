@@ -107,7 +107,7 @@ def words(name: str, recipe: Recipe) -> str:
 
 
 def _sample(data: Labeled, count: int) -> list[int]:
-    """The positions of examples that are spread evenly over the data."""
+    """Return the positions of examples that are spread evenly over the data."""
     places: list[int] = (
         np.linspace(0, len(data) - 1, min(count, len(data))).round().astype(int).tolist()
     )
@@ -115,7 +115,7 @@ def _sample(data: Labeled, count: int) -> list[int]:
 
 
 def _read(data: ListedImages, read: Callable[[str], Any], count: int) -> list[Any]:
-    """What could be read of a sample of files; training will name those that can't be."""
+    """Return what can be read of a sample of files; training will name the others."""
 
     def attempt(index: int) -> Any:
         try:

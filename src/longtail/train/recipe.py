@@ -417,7 +417,7 @@ def make_spec(
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of one step (counted from 0 over the whole training).
+    """Return the learning rate of one step (counted from 0 over the whole training).
 
     Warm-up by the step grows linearly from lr / warm-up steps to lr; by the epoch, epoch e of E
     (counted from 1) has lr · e / E. `cosine` then falls to 0 at the end.

@@ -81,7 +81,7 @@ def sharded_logits(
     """Return all float32 logits on the CPU of the first process; None on the others."""
     head: Any = model.fc
     examples = len(data)
-    whole = np.empty((examples, data.num_classes), np.float32) if world.first else None
+    whole = np.empty((examples, data.num_classes), np.float32) if world.rank == 0 else None
     with judging(model):
         outputs = stream_outputs(without_head(model), data, recipe, head.in_features, world, how)
         for number, features in enumerate(outputs):

@@ -292,7 +292,7 @@ class ShardedHead(nn.Module):
             backward pass takes the gradients that come in to be so, too.
         """
         self._check_criterion(criterion)
-        check_labels(target, len(features), of="features")
+        check_labels(target, len(features))
         counts = self._counts(features, rows)
         target = self._all_rows(target.long(), counts)
         logits = self._own_logits(features, counts)

@@ -183,7 +183,6 @@ class StreamedTraining:
         skipped: images of the last epoch that were left out since they can't be read.
     """
 
-    on_disk = True
     block = 1  # steps whose batches are made at once
     active, graphs = nullcontext, None  # set by `cuda_graphs.place`
 
@@ -246,12 +245,12 @@ class StreamedTraining:
         )
         self.losses = torch.zeros(len(self.batch_sizes), dtype=torch.float64, device=self.device)
         self.plans: list[EpochPlan] = []
-        self.epoch, self.at = -1, 0  # and the step that comes next
+        self.at = 0  # the step that comes next
         self._parts: list[tuple[Tensor, Tensor]] = []  # images and labels of this step
 
     def load(self, epoch: int) -> None:
-        """Get ready for an epoch, counted from 0, and start to read it."""
-        self.epoch, self.plans = epoch, [self.planner.plan(epoch)]
+        """Get ready for an epoch, counted from 0; its images are read from the first step on."""
+        self.plans = [self.planner.plan(epoch)]
         if self.criterion.weight is not None and self.plans[0].weights is not None:
             self.criterion.weight.copy_(self.plans[0].weights)
         self.generator.manual_seed(stream_seed(self.planner.seed, "loss", epoch))
@@ -277,7 +276,7 @@ class StreamedTraining:
         )
 
     def prepare(self, number: int) -> None:
-        """Before step `number`: take its images, which go to the device while that still works."""
+        """Take the images of step `number`; a GPU copies them after the step before."""
         self.at, self._parts = number, next(self._steps)
 
     def step(self, size: int) -> None:
@@ -326,6 +325,7 @@ class StreamedTraining:
 
     def mean_losses(self) -> list[float]:
         """Return the mean loss of the epoch's examples; ends the epoch for all processes alike."""
+        next(self._steps, None)  # ends the reading, which would keep this object in memory
         self.world.sum_(self.losses)
         if self.world.count > 1:
             # The processes' running statistics of batch norm become their mean after every epoch,
@@ -366,7 +366,7 @@ class StreamedTraining:
 
                 scatter_slices(value, tensors.get(name))  # type: ignore[arg-type]
                 continue
-            if self.world.first:
+            if self.world.rank == 0:
                 value.copy_(tensors[name])
             self.world.send_(value)
 

@@ -72,7 +72,8 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
             instead = "hold out a smaller part, or none"
             refuse_logits(len(held), images.num_classes, what="the held-out part", instead=instead)
         prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
-        method.margin(prior) or method.criterion(prior)  # refuses settings of other data
+        if method.margin(prior) is None:  # both refuse settings of other data
+            method.criterion(prior)
         Planner(recipe, method, images.labels, kept, prior, seed=0)  # refuses empty epochs
         _check_images(spec, recipe, images)
 
