@@ -156,13 +156,11 @@ def test_a_damaged_image_is_skipped_if_asked(cli, places):
     assert f"warning: {file} can't be decoded" in skipped.err
 
 
-@pytest.mark.parametrize(
-    ("dataset", "option"),
-    [("digits-lt", ("--workers", 2)), ("spots", ("--ratio", 10)), ("spots", ("--together", 4))],
-)
-def test_options_that_would_do_nothing_are_refused(cli, places, dataset, option):
-    words = ("--dataset", dataset, "--recipe", "imagenet-lt", "--method", "softmax")
-    result = cli("train", *words, *option)
-    assert result.code in (1, 2)
-    assert f"{option[0]} does nothing here" in result.err
+def test_options_that_would_do_nothing_are_refused(cli, places):
+    words = ("--recipe", "imagenet-lt", "--method", "softmax")
+    for dataset, option in (("digits-lt", "--workers"), ("spots", "--together")):
+        assert (
+            f"{option} does nothing here"
+            in cli("train", "--dataset", dataset, *words, option, 4).err
+        )
     assert not Path("runs").exists()

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from longtail import ClassPrior, margins
+from longtail import ClassPrior
 from longtail.data.digits import load_digits_lt
-from longtail.report import charts, figures, pages
+from longtail.report import charts, pages
 from longtail.report.compare import compare
 from longtail.report.describe import bars, summarize
-from longtail.train import methods
 from page_factory import digits_runs
 
 
@@ -62,10 +61,6 @@ def test_every_figure_is_written_in_both_formats_with_equal_bytes(page, tmp_path
     assert len(paths) == 2 * len(pages.FIGURES)
     for first, second in zip(paths, page.write_figures(tmp_path / "two"), strict=True):
         assert first.read_bytes() == second.read_bytes()
-
-
-def test_every_loss_has_a_colour():
-    assert {*margins.MARGINS, methods.THRESHOLD} <= set(figures.METHOD_COLORS)
 
 
 def test_the_summary_has_both_splits_and_their_fingerprints():

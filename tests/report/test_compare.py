@@ -8,7 +8,7 @@ from longtail import InputError
 from longtail.report.compare import compare, mean_interval
 from longtail.runs import DataSpec, RecipeSpec, ensemble
 from page_factory import digits_runs
-from run_factory import make_run, make_spec, make_writer
+from run_factory import class_errors, make_run, make_spec, make_writer
 
 
 @pytest.fixture(scope="module")
@@ -20,20 +20,11 @@ def row_of(compared, method, source=None):
     return next(r for r in compared.rows if (r.method, r.tau_source) == (method, source))
 
 
-def wrong_share(logits, target):
-    """Error of each class by a loop over examples."""
-    wrong, count = np.zeros(10), np.zeros(10)
-    for scores, label in zip(logits, target, strict=True):
-        count[label] += 1
-        wrong[label] += int(np.argmax(scores) != label)
-    return wrong / count
-
-
 def test_a_trained_row_is_counted_from_its_logits(compared):
     row = row_of(compared, "logit-adjusted")
     for result, run in zip(row.results, row.runs, strict=True):
         logits, target, _ = run.logits("test")
-        np.testing.assert_allclose(result.per_class.values, wrong_share(logits, target))
+        np.testing.assert_allclose(result.per_class.values, class_errors(logits, target))
 
 
 @pytest.mark.parametrize("source", ["fixed", "held-out", "oracle"])
@@ -45,7 +36,7 @@ def test_a_post_hoc_row_adjusts_the_softmax_logits_by_its_tau(compared, source):
             adjusted = logits.astype(np.float64) - tau * run.prior.log_probs
             if method == "posthoc-weight-normalized":
                 adjusted = logits.astype(np.float64) / run.head.norms.astype(np.float64) ** tau
-            np.testing.assert_allclose(result.per_class.values, wrong_share(adjusted, target))
+            np.testing.assert_allclose(result.per_class.values, class_errors(adjusted, target))
             assert run.spec.method.name == "softmax"
             assert not run.spec.dataset.held_out
 
@@ -66,7 +57,7 @@ def test_the_held_out_tau_comes_from_the_run_with_a_held_out_part(compared):
         run = compared.held_out[seed]
         logits, target, _ = run.logits("held-out")
         errors = [
-            wrong_share(logits.astype(np.float64) - tau * run.prior.log_probs, target).mean()
+            class_errors(logits.astype(np.float64) - tau * run.prior.log_probs, target).mean()
             for tau in (chosen, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0)
         ]
         assert errors[0] == min(errors)
@@ -112,8 +103,7 @@ def test_an_ensemble_is_one_result_without_a_paired_difference(tmp_path):
     compared = compare([*members, ensemble(members, root=tmp_path)])
     row = row_of(compared, "ensemble")
     logits = np.mean([run.logits("test").logits for run in members], axis=0)
-    wrong = [np.mean(logits[k::3].argmax(axis=1) != k) for k in range(3)]
-    assert row.errors == pytest.approx([np.mean(wrong)])
+    assert row.errors == pytest.approx([class_errors(logits, np.arange(60) % 3).mean()])
     assert compared.against_softmax(row) is None
     assert compared.shared_seeds == [1, 2, 3]
     document = next(row for row in compared.to_dict()["rows"] if row["method"] == "ensemble")

@@ -10,7 +10,7 @@ from longtail.conformal import PredictionSets
 from longtail.report import adjusting, pages
 from longtail.report.compare import compare
 from page_factory import adjusted_predictions, digits_runs
-from run_factory import make_run, make_spec
+from run_factory import class_errors, make_run, make_spec
 
 pytest.importorskip("plotly")
 COMMAND = "longtail report runs --out report.html"
@@ -35,12 +35,6 @@ def page_data(text):
     return json.loads(re.search(r'id="page-data">(.*?)</script>', text, re.S)[1])
 
 
-def class_errors(logits, target, num_classes):
-    """Error of each class, counted one by one."""
-    predicted = np.argmax(logits, axis=1)
-    return np.array([np.mean(predicted[target == k] != k) for k in range(num_classes)])
-
-
 def test_positions_of_the_slider_have_the_errors_of_the_adjusted_logits(compared, data):
     runs = compared.rows[0].runs
     order = np.argsort(-runs[0].prior.probs, kind="stable")
@@ -59,7 +53,7 @@ def test_positions_of_the_slider_have_the_errors_of_the_adjusted_logits(compared
                     adjusted = logits - tau * run.prior.log_probs
                 else:
                     adjusted = logits / run.head.norms.astype(np.float64) ** tau
-                errors.append(class_errors(adjusted, target, 10))
+                errors.append(class_errors(adjusted, target))
             mean = 100 * np.mean(errors, axis=0)
             assert method["classes"][place] == pytest.approx(mean[order], abs=5e-4)
             expected = [mean.mean(), *(mean[k].mean() for k in groups)]
