@@ -59,10 +59,12 @@ def test_every_layout_gives_the_same_data(form, tmp_path):
         assert not train.images.flags.writeable
 
 
-@pytest.mark.parametrize("form", ["npz", "npy", "parquet"])
-@pytest.mark.parametrize("memory", [100, 10**6], ids=["larger than memory", "smaller"])
-def test_rows_are_read_ahead_where_the_file_is_larger_than_memory(
-    form, memory, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("form", "memory", "ahead"),
+    [("npz", 100, True), ("npy", 100, True), ("npy", 10**6, False), ("parquet", 100, False)],
+)
+def test_rows_of_a_file_larger_than_memory_are_read_ahead(
+    form, memory, ahead, tmp_path, monkeypatch
 ):
     advice = []
 
@@ -76,18 +78,15 @@ def test_rows_are_read_ahead_where_the_file_is_larger_than_memory(
     features = np.arange(4000 * 6, dtype=np.float32).reshape(4000, 6)
     parts = PARTS | {"features": features, "labels": np.resize(LABELS, 4000)}
     train, _ = read_embeddings(write(tmp_path, form, parts))
-    announce = read_ahead(train.images)
-    announce(np.array([3999, 0, 2000]))
-    if memory == 100 and form != "parquet":
-        first, *others = advice
-        assert first == (mmap.MADV_RANDOM,)
-        pages = [start // mmap.PAGESIZE for _, start, _ in others]
-        last = (4000 * 24 + 1000) // mmap.PAGESIZE
-        assert pages[0] in (last - 1, last)
-        assert pages[1:] == [0, 2000 * 24 // mmap.PAGESIZE]
+    read_ahead(train.images)(np.array([3999, 0, 2000]))
+    if ahead:
+        (what,), *others = advice
+        assert what == mmap.MADV_RANDOM
+        last, *pages = [start // mmap.PAGESIZE for _, start, _ in others]
+        assert 0 <= (4000 * 24 + 1000) // mmap.PAGESIZE - last <= 1
+        assert pages == [0, 2000 * 24 // mmap.PAGESIZE]
     else:
         assert not advice
-    assert train.images[3999, 0, 0, 0] == 3999 * 6
 
 
 def test_no_test_part_is_taken_from_a_file_larger_than_memory(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from longtail import InputError, balanced_error
 from longtail.integrations import lightning as adapter
-from longtail.integrations.lightning import DeferredReweighting, _Examples, _positions, _together
+from longtail.integrations.lightning import DeferredReweighting, _positions
 from longtail.losses import SoftmaxLoss
 from longtail.runs import Run, RunError, find_runs
 
@@ -189,15 +189,6 @@ def test_a_training_resumed_within_an_epoch_has_its_weights_at_once(tmp_path):
     trainer(callbacks=[reweighting()]).fit(net, loader, ckpt_path=file, weights_only=False)
     assert net.weights_seen == whole.weights_seen[6:]
     assert max(net.weights_seen[0]) > 2
-
-
-def test_processes_with_data_of_their_own_are_refused():
-    """Each counts its examples from 0, so positions meet; labels tell that they are others'."""
-    mine = _Examples(np.array([0, 1, 1]), np.array([0, 1, 1]), np.arange(3))
-    assert _together([mine, mine]).target.tolist() == [0, 1, 1]
-    other = mine._replace(target=np.array([1, 1, 0]))
-    with pytest.raises(InputError, match="at the same position have different labels"):
-        _together([mine, other])
 
 
 def test_processes_whose_examples_cannot_be_told_apart_are_refused(monkeypatch):

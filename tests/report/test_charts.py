@@ -6,14 +6,13 @@ import pytest
 from longtail import ClassPrior
 from longtail.data.digits import load_digits_lt
 from longtail.report import charts, pages
-from longtail.report.compare import compare
 from longtail.report.describe import bars, summarize
-from page_factory import digits_runs
+from page_factory import digits_comparison
 
 
 @pytest.fixture(scope="module")
 def page():
-    return pages.runs_page(compare(digits_runs()))
+    return pages.runs_page(digits_comparison())
 
 
 def test_plotly_accepts_every_chart(page):

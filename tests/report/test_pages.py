@@ -9,21 +9,21 @@ import pytest
 from longtail.conformal import PredictionSets
 from longtail.report import adjusting, pages
 from longtail.report.compare import compare
-from page_factory import adjusted_predictions, digits_runs
+from page_factory import adjusted_predictions, digits_comparison
 from run_factory import class_errors, make_run, make_spec
 
 pytest.importorskip("plotly")
 COMMAND = "longtail report runs --out report.html"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def compared():
-    return compare(digits_runs())
+    return digits_comparison()
 
 
 @pytest.fixture(scope="module")
-def text(compared):
-    return pages.runs_page(compared, command=COMMAND).render()
+def text():
+    return pages.runs_page(digits_comparison(), command=COMMAND).render()
 
 
 @pytest.fixture(scope="module")
