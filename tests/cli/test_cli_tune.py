@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from longtail import ClassPrior
-from longtail.runs import DataSpec, Part, RunWriter
+from longtail.runs import Part, RunWriter
 from longtail.tuning import tune_normalization, tune_tau
 from run_factory import make_run, make_spec
 
@@ -133,16 +133,3 @@ def test_a_run_that_needs_no_adjustment_warns(ok, problem, command, method, twic
     result = ok(command, folder)
     assert (f"longtail: warning: {folder}: the loss {name!r} {TWICE}" in result.err) is twice
     assert result.err.count("\n") == twice
-
-
-@pytest.mark.parametrize("command", ["tune", "adjust"])
-def test_a_run_without_a_held_out_part_is_told_what_it_can_do(ok, refused, problem, command):
-    logits, target, prior = problem
-    whole = DataSpec("digits-lt", profile="exp", imbalance_ratio=50.0)
-    spec = make_spec(method="softmax", dataset=whole)
-    run = make_run(Path("runs"), spec, logits=logits, target=target, prior=prior)
-    said = refused(command, run.folder)
-    assert said.endswith(f"or make them: longtail evaluate {run.folder} --split dev")
-    ok(command, run.folder, "--split", "test")
-    RunWriter.reopen(run.folder).write_logits("dev", logits, target)
-    ok(command, run.folder, "--split", "dev")

@@ -35,7 +35,7 @@ def prints(images):
     return [hashlib.sha256(image.tobytes()).hexdigest() for image in images.images]
 
 
-@pytest.mark.parametrize("profile", ["exp", "step"])
+@pytest.mark.parametrize("profile", SIZES)
 @pytest.mark.parametrize("each", [1, 4, 100])
 def test_it_is_what_the_subset_leaves_out(profile, each):
     data = subset(profile, development=each)

@@ -72,15 +72,6 @@ def test_half_precision_logits_add_up_in_float32(dtype, items, kind):
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=kind.eps, atol=atol)
 
 
-def test_soft_labels_count_once_each():
-    """Trainer counts the numbers in `labels`: here three for each example."""
-    logits, labels = batch(4)
-    soft = 0.7 * F.one_hot(labels, 3).double() + 0.1
-    items = soft.ne(-100).sum()
-    found = TrainerLoss(SoftmaxLoss(PRIOR).double())((logits,), soft, num_items_in_batch=items)
-    assert found.item() == pytest.approx(F.cross_entropy(logits, soft).item(), rel=1e-6)
-
-
 def test_the_classifier_of_a_peft_model_is_baked_by_its_name():
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
