@@ -46,7 +46,6 @@ def test_every_run_has_its_record_and_every_record_its_run():
         (-0.9, -0.3, exp.BELOW, "held"),
         (-0.1, 0.2, exp.BELOW, "undecided"),  # once counted as held
         (-0.004, 0.004, (-0.005, 0.005), "held"),
-        (-0.02, 0.004, (-0.005, 0.005), "undecided"),
         (0.01, 0.02, (-0.005, 0.005), "not held"),
         (np.nan, np.nan, (0.0, np.inf), "undecided"),  # one seed
     ],
