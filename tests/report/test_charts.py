@@ -1,6 +1,7 @@
 """Charts: valid for plotly, with the same numbers on paper; a data set described."""
 
 import numpy as np
+import plotly.graph_objects as graph
 import pytest
 
 from longtail import ClassPrior
@@ -15,14 +16,12 @@ def page():
 
 
 def test_plotly_accepts_every_chart(page):
-    graph = pytest.importorskip("plotly.graph_objects")
     assert len(page.charts) == 10
     for chart in page.charts.values():
         graph.Figure(data=chart.data, layout=chart.layout)
 
 
 def test_papers_show_the_pages_numbers(page):
-    pytest.importorskip("matplotlib")
     for name in ("chart-per-class", "chart-weight-norms", "chart-reliability"):
         chart = page.charts[name]
         (axes,) = charts.draw(chart).axes
@@ -54,7 +53,6 @@ def test_frequencies_may_be_shares_instead_of_counts():
 
 
 def test_every_figure_is_written_in_both_formats_with_equal_bytes(page, tmp_path):
-    pytest.importorskip("matplotlib")
     paths = page.write_figures(tmp_path / "one")
     assert len(paths) == 2 * len(pages.FIGURES)
     for first, second in zip(paths, page.write_figures(tmp_path / "two"), strict=True):

@@ -12,7 +12,6 @@ from longtail.report.compare import compare
 from page_factory import adjusted_predictions, digits_comparison
 from run_factory import class_errors, make_run, make_spec
 
-pytest.importorskip("plotly")
 COMMAND = "longtail report runs --out report.html"
 
 

@@ -7,7 +7,6 @@ import pytest
 from longtail.report import pages
 from page_factory import adjusted_predictions, digits_comparison
 
-pytest.importorskip("plotly")
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the page's tests need playwright: pip install playwright"
 )

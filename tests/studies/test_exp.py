@@ -6,10 +6,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
-
 from longtail.report.compare import Interval
 from studies import __main__, exp, holds
 from studies._records import ROOT, Shelf

@@ -7,10 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
-
 from data_factory import write_large
 from longtail.data.large import LARGE
 from studies import __main__

@@ -4,10 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-
 from test_records import digits, options_for
 
 from longtail.runs import Run

@@ -6,9 +6,6 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-
 from longtail import InputError
 from longtail.data.digits import load_digits_lt
 from longtail.runs import Run

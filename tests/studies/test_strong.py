@@ -8,10 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
-
 from longtail.data.images import ImageSet
 from longtail.data.subsets import make_long_tailed
 from longtail.runs import DataSpec

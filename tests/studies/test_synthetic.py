@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-pytest.importorskip("matplotlib")
-
 from longtail import ClassPrior, margins
 from longtail.posthoc import adjust_logits, normalize_weights
 from studies import __main__, synthetic
