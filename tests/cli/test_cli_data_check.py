@@ -52,6 +52,10 @@ def test_problems_are_listed_written_and_the_exit_code_is_one(cli):
     assert "pass --force" in cli("data", "check", "set", "--out", "problems.txt").err
 
 
+def test_a_folder_of_anything_else_is_refused(refused):
+    assert "has neither lists (train.txt and test.txt" in refused("data", "check", ".")
+
+
 # What is no problem, but good to know.
 
 

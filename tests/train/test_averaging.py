@@ -43,6 +43,18 @@ def test_it_is_the_weighted_mean_of_the_steps(steps, decay):
         torch.testing.assert_close(found["0.weight"], last)
 
 
+def test_it_goes_on_from_what_was_saved():
+    model, part, states = walk(6, 0.9)
+    fresh = WeightAverage(model, decay=0.9)
+    fresh.load({name: v.clone() for name, v in part.sums.items()}, int(part.steps))
+    for state in states[:2]:
+        model.load_state_dict(state)
+        fresh.update()
+        part.update()
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value, part.state_dict()[name])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_in_half_precision_are_summed_in_float32(dtype):
     model = nn.Linear(1, 1, bias=False).to(dtype)
