@@ -11,6 +11,7 @@ from longtail import ClassPrior
 from longtail.cli.demo import one_thread
 from longtail.data.digits import load_digits_lt
 from longtail.predictions import adjust_predictions, from_arrays
+from longtail.report.compare import Comparison, compare
 from longtail.runs import Run, find_runs
 from longtail.train.engine import evaluate, train_cohort
 from longtail.train.recipe import make_spec
@@ -42,6 +43,11 @@ def digits_root() -> Path:
 @functools.cache
 def digits_runs() -> tuple[Run, ...]:
     return tuple(find_runs(digits_root()))
+
+
+@functools.cache
+def digits_comparison() -> Comparison:
+    return compare(digits_runs())
 
 
 def adjusted_predictions(**settings):

@@ -117,11 +117,6 @@ def test_debug_shows_the_traceback(cli, monkeypatch, where):
         cli(*words.get(where, ["runs", "list"]))
 
 
-def test_an_interrupt_says_so(refused, monkeypatch):
-    failing(monkeypatch, KeyboardInterrupt())
-    assert "interrupted" in refused("runs", "list", code=130)
-
-
 def test_json_has_no_nan(capsys):
     document = {"a": float("nan"), "b": [np.float32(np.inf), np.arange(2)], "c": np.int64(3)}
     _console.print_json(document)

@@ -57,14 +57,3 @@ def test_resumed_and_long_tailed(file, cli, ok):
     (run,) = find_runs("runs")
     assert run.prior.counts.tolist() == [8, 2, 2]
     ok("train", "--resume", str(run.folder), "--dataset", "features.npz")
-
-
-def test_a_missing_test_part_is_told_in_a_line(file, ok):
-    features, labels = rows(COUNTS)
-    np.savez("features.npz", features=features, labels=labels)
-    result = ok(*TRAIN, "--method", "softmax")
-    assert result.err.count("a fifth of each class") == 1
-
-
-def test_embeddings_are_not_frozen(file, refused):
-    assert "their own file" in refused("data", "freeze", "features.npz", "--out", "a.parquet")

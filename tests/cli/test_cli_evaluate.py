@@ -48,26 +48,25 @@ def errors_by_hand(run, split="test"):
 
 
 @pytest.fixture
-def swapped(cli):
-    """A run judged on a folder of images whose two test classes have changed places since."""
+def birds(cli):
+    """A folder of images, and how to train on it."""
     for split in ("train", "test"):
         write_folder(Path("birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
-    train = ["train", "--dataset", "birds", "--recipe", "digits", "--method", "softmax"]
-    train += ["--set", "epochs=1", "--device", "cpu"]
-    assert cli(*train).code == 0
+    words = ["train", "--dataset", "birds", "--recipe", "digits", "--method", "softmax"]
+    return [*words, "--set", "epochs=1", "--device", "cpu"]
+
+
+def test_logits_of_other_images_are_not_shown_as_those_of_the_data_named(birds, cli, refused):
+    """The two test classes have changed places since the run was judged."""
+    assert cli(*birds).code == 0
     for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
         (Path("birds/test") / old).rename(Path("birds/test") / new)
-    return train
-
-
-def test_logits_of_other_images_are_not_shown_as_those_of_the_data_named(swapped, cli):
     (run,) = find_runs("runs")
     before = errors_by_hand(run)[0]
-    for words in (["evaluate", "runs", "--dataset", "birds"], swapped):
+    for words in (["evaluate", "runs", "--dataset", "birds"], birds):
         result = cli(*words)
         assert result.code == 1
         assert "split 'test' are of other images than the data are now" in result.err
-        assert "`longtail evaluate RUN --split test --force`" in result.err
     assert cli("evaluate", "runs").code == 0  # whose data were not asked about
     assert cli("evaluate", "runs", "--dataset", "birds", "--force").code == 0
     assert errors_by_hand(Run.open(run.folder))[0] == pytest.approx(100 - before)
@@ -90,9 +89,7 @@ def test_a_class_that_the_test_set_lacks_is_left_out_and_said(cli, ok):
     judged = json.loads(cli("evaluate", "runs", "--json").out)
     assert judged["runs"][0]["balanced_error"] == pytest.approx(wanted)
     assert judged["runs"][0]["missing_classes"] == [2]
-    shown = cli("report", "runs")  # compares over all classes
-    assert shown.code == 1
-    assert "the test set has no examples of class(es) 2, and a comparison is over" in shown.err
+    assert "a comparison is over" in cli("report", "runs").err
 
 
 def test_logits_are_written_once_and_judged(runs, cli, monkeypatch, ok):
@@ -113,30 +110,14 @@ def test_logits_are_written_once_and_judged(runs, cli, monkeypatch, ok):
     assert (again.code, again.out, again.err) == (0, result.out, "")
 
 
-def test_methods_are_summarised_over_their_seeds(runs, cli):
-    document = json.loads(cli("evaluate", runs, "--json").out)
-    methods = {entry["method"]: entry for entry in document["methods"]}
-    assert set(methods) == {"logit-adjusted", "logit-adjusted (20% held out)", "softmax"}
-    values = [errors_by_hand(run) for run in find_runs(runs) if "softmax" in run.folder.name]
-    softmax = methods["softmax"]
-    assert softmax["seeds"] == [0, 1]
-    keys = ("balanced_error", "many", "medium", "few")
-    assert [100 * softmax[key] for key in keys] == pytest.approx(np.mean(values, axis=0).tolist())
-    deviation = np.std([value[0] for value in values], ddof=1)
-    assert 100 * softmax["deviation"] == pytest.approx(deviation)
-    assert methods["logit-adjusted (20% held out)"]["deviation"] is None
-    assert methods["logit-adjusted (20% held out)"]["many"] is None  # 114 images less a fifth
-
-
 def test_of_a_folder_those_are_judged_that_have_a_held_out_part(runs, cli, ok, refused):
     (held,) = (run for run in find_runs(runs) if run.spec.dataset.held_out)
     others = [run for run in find_runs(runs) if run.folder != held.folder]
     result = ok("evaluate", runs, "--split", "held-out")
     assert result.out.splitlines()[2].split()[1] == f"{errors_by_hand(held, 'held-out')[0]:.1f}"
-    assert "(no held-out part)" in " ".join(result.err.split())
     # One that was named itself is an error, and training alone writes those logits.
     said = refused("evaluate", others[0].folder, held.folder, "--split", "held-out")
-    assert f"{others[0].folder} has no held-out part; train with --held-out 0.2" in said
+    assert "has no held-out part" in said
     forced = cli("evaluate", held.folder, "--split", "held-out", "--force")
     assert "training writes held-out logits" in forced.err
 
@@ -165,20 +146,13 @@ def test_other_data_are_refused(runs, cli, refused):
     assert cli("evaluate", runs, "--dataset", "same.frozen").code == 0
 
 
-@pytest.mark.parametrize(
-    ("profile", "counts"), [(("--profile", "step", "--ratio", 4), [9, 2]), ((), [12, 9])]
-)
-def test_the_data_are_found_again_from_the_spec(cli, profile, counts, refused):
-    for split in ("train", "test"):
-        write_folder(Path("birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
-    train = ("--method", "softmax", "--recipe", "digits", "--set", "epochs=1", "--device", "cpu")
-    assert cli("train", "--dataset", "birds", *train, *profile, "--no-evaluate").code == 0
-    said = refused("evaluate", "runs")
-    assert "was trained on 'birds', a folder of images, a frozen file or embed" in said
+def test_the_data_are_found_again_from_the_spec(birds, cli, refused):
+    assert cli(*birds, "--profile", "step", "--ratio", 4, "--no-evaluate").code == 0
+    assert "was trained on 'birds', a folder of images" in refused("evaluate", "runs")
     assert cli("evaluate", "runs", "--dataset", "birds").code == 0
     (run,) = find_runs("runs")
     assert run.record["splits"]["test"]["examples"] == 21
-    assert run.prior.counts.tolist() == counts
+    assert run.prior.counts.tolist() == [9, 2]
 
 
 def test_the_development_set_is_judged_without_classes_it_lacks(runs, ok):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_factory import competition, listed_entries, write_large, write_photos
+from data_factory import write_large
 from longtail import metrics
 from longtail.data import large, streaming
 from longtail.runs import Run, find_runs
@@ -23,23 +23,6 @@ COUNTS, HELD = (120, 60, 30, 12, 6), 6  # some hundred images of five classes
 SMALL = [f"--set={word}" for word in ("model=small-conv", "batch_size=32", "image_size=16")]
 SMALL += [f"--set={word}" for word in ("epochs=3", "lr=0.05", "warmup_epochs=1")]
 HERE = ("--device", "cpu", "--workers", 0)
-
-
-def write_competition(root):
-    """iNaturalist as the competition has it: json beside the images."""
-    for split, counts in (("train", COUNTS), ("val", [HELD] * len(COUNTS))):
-        entries = listed_entries(counts, form="inaturalist", split=split)
-        write_photos(root, [path for path, _ in entries])
-        document = competition(entries, num_classes=len(COUNTS))
-        (root / f"{split}2018.json").write_text(json.dumps(document))
-    return root
-
-
-WRITE = {
-    "imagenet-lt": lambda root: write_large(root, "imagenet-lt", counts=COUNTS, held=HELD),
-    "places-lt": lambda root: write_large(root, "places-lt", counts=COUNTS, held=HELD),
-    "inaturalist": write_competition,
-}
 
 
 @pytest.fixture
@@ -55,13 +38,13 @@ def published(monkeypatch):
     return declare
 
 
-@pytest.mark.parametrize("name", WRITE)
+@pytest.mark.parametrize("name", large.LARGE)
 def test_from_a_list_to_a_report(cli, published, name, ok):
     """By name, with the recipe of that name, lists apart from the images where there are lists."""
     published(name)
-    WRITE[name](Path("disk"))
+    write_large(Path("disk"), name, counts=COUNTS, held=HELD)
     Path("lists").mkdir()
-    for file in [*Path("disk").glob("*.txt"), *Path("disk").glob("*.json")]:
+    for file in Path("disk").glob("*.txt"):
         shutil.move(file, "lists")
     where = ("--data-dir", "lists", "--root", "disk")
     words = ("train", "--dataset", name, *where, "--method", "logit-adjusted")

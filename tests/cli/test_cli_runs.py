@@ -2,8 +2,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from longtail.runs import find_runs
 from run_factory import make_run, make_spec, make_writer
 
@@ -63,18 +61,3 @@ def test_packing_and_unpacking(cli, ok, refused):
     assert not find_runs("copy")[0].has_model
     assert "pass --force" in refused("runs", "unpack", "a.tar.gz", "--root", "copy")
     assert cli("runs", "unpack", "a.tar.gz", "--root", "copy", "--force", "--json").code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["runs", "--out", "a.tgz"], "none of the runs there is finished"),
-        (["nowhere", "--out", "a.tgz"], "nowhere is not a run folder"),
-    ],
-)
-def test_what_can_not_be_packed(cli, arguments, message):
-    make_writer(RUNS)
-    result = cli("runs", "pack", *arguments)
-    assert result.code == 1
-    assert message in result.err
-    assert not Path("a.tgz").exists()

@@ -1,6 +1,5 @@
 """`longtail report`: what it writes and prints, and each kind of bad input in one line."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -38,14 +37,6 @@ def test_figures_and_a_title(ok, folders):
     assert Path("figs/tau.svg").read_text().startswith("<?xml")
     assert len(list(Path("figs").iterdir())) == 12
     assert "Figures in figs: errors.svg" in result.out
-
-
-def test_the_numbers_as_json(cli, folders):
-    document = json.loads(cli("report", *folders, "--json").out)
-    assert document["page"] == "report.html"
-    rows = {(row["method"], row["tau_source"]): row for row in document["rows"]}
-    assert rows["softmax", None]["balanced_error"]["low"] is None  # one seed has no interval
-    assert 0 < rows["posthoc-logit-adjusted", "fixed"]["balanced_error"]["mean"] < 1
 
 
 def test_an_existing_page_asks_for_force(cli, refused, folders):

@@ -53,20 +53,18 @@ def test_every_layout_gives_the_same_data(form, tmp_path):
     np.testing.assert_array_equal(train.images[:, :, 0, 0], FEATURES)
     np.testing.assert_array_equal(test.images[:, :, 0, 0], TEST_FEATURES)
     assert train.is_embeddings
+    if form != "parquet":  # arrays stay in their file
+        assert isinstance(train.images, np.memmap)
+        assert isinstance(test.images, np.memmap)
+        assert not train.images.flags.writeable
 
 
-@pytest.mark.parametrize("form", ["npz", "npy"])
-def test_arrays_stay_in_their_file(form, tmp_path):
-    train, test = read_embeddings(write(tmp_path, form))
-    assert isinstance(train.images, np.memmap)
-    assert isinstance(test.images, np.memmap)
-    assert not train.images.flags.writeable
-
-
-@pytest.mark.parametrize("form", ["npz", "npy", "parquet"])
-@pytest.mark.parametrize("memory", [100, 10**6], ids=["larger than memory", "smaller"])
-def test_rows_are_read_ahead_where_the_file_is_larger_than_memory(
-    form, memory, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("form", "memory", "ahead"),
+    [("npz", 100, True), ("npy", 100, True), ("npy", 10**6, False), ("parquet", 100, False)],
+)
+def test_rows_of_a_file_larger_than_memory_are_read_ahead(
+    form, memory, ahead, tmp_path, monkeypatch
 ):
     advice = []
 
@@ -80,18 +78,15 @@ def test_rows_are_read_ahead_where_the_file_is_larger_than_memory(
     features = np.arange(4000 * 6, dtype=np.float32).reshape(4000, 6)
     parts = PARTS | {"features": features, "labels": np.resize(LABELS, 4000)}
     train, _ = read_embeddings(write(tmp_path, form, parts))
-    announce = read_ahead(train.images)
-    announce(np.array([3999, 0, 2000]))
-    if memory == 100 and form != "parquet":
-        first, *others = advice
-        assert first == (mmap.MADV_RANDOM,)
-        pages = [start // mmap.PAGESIZE for _, start, _ in others]
-        last = (4000 * 24 + 1000) // mmap.PAGESIZE
-        assert pages[0] in (last - 1, last)
-        assert pages[1:] == [0, 2000 * 24 // mmap.PAGESIZE]
+    read_ahead(train.images)(np.array([3999, 0, 2000]))
+    if ahead:
+        (what,), *others = advice
+        assert what == mmap.MADV_RANDOM
+        last, *pages = [start // mmap.PAGESIZE for _, start, _ in others]
+        assert 0 <= (4000 * 24 + 1000) // mmap.PAGESIZE - last <= 1
+        assert pages == [0, 2000 * 24 // mmap.PAGESIZE]
     else:
         assert not advice
-    assert train.images[3999, 0, 0, 0] == 3999 * 6
 
 
 def test_no_test_part_is_taken_from_a_file_larger_than_memory(tmp_path, monkeypatch):
@@ -122,12 +117,6 @@ def test_without_a_test_part_a_fifth_of_each_class_is_set_aside(tmp_path, caplog
     assert (data.spec.name, data.spec.profile) == ("features", None)
 
 
-def test_other_floats_are_converted(tmp_path):
-    parts = PARTS | {"features": FEATURES.astype(np.float16)}
-    train, _ = read_embeddings(write(tmp_path, "npz", parts))
-    np.testing.assert_array_equal(train.images[:, :, 0, 0], parts["features"])
-
-
 def spoiled(array, row, value):
     return np.where(np.arange(len(array))[:, None] == row, value, array).astype(np.float32)
 
@@ -138,7 +127,6 @@ def spoiled(array, row, value):
         ({"features": spoiled(FEATURES, 13, np.nan)}, "features: row 13 has a NaN"),
         ({"labels": LABELS[:39]}, "one for each of the 40 rows of features"),
         ({"test_labels": np.array(["ant"] * 6 + ["fly"])}, "row 6 of test_labels .* 'fly', which"),
-        ({"labels": np.eye(40)}, "whole numbers or names"),
         ({"labels": LABELS.astype(object)}, r"labels.astype\(str\)"),
         ({"test_features": TEST_FEATURES[:, 1:]}, "6 columns but test_features have 5"),
     ],
@@ -159,9 +147,6 @@ def test_missing_parts_are_named(tmp_path):
     np.save(tmp_path / "c.npy", FEATURES)
     with pytest.raises(InputError, match=r"must lie beside it as .*labels\.npy"):
         read_embeddings(tmp_path / "c.npy")
-    (tmp_path / "d.npz").write_bytes(b"PK, but no archive")
-    with pytest.raises(InputError, match="can't be read as embeddings"):
-        read_embeddings(tmp_path / "d.npz")
 
 
 def test_parquet_columns_are_checked(tmp_path):
@@ -171,7 +156,6 @@ def test_parquet_columns_are_checked(tmp_path):
     path = tmp_path / "a.parquet"
     for columns, message in (
         ({"features": [[1.0], [2.0]], "y": [0, 1]}, "columns features and label; it has"),
-        ({"features": [1.0, 2.0], "label": [0, 1]}, "lists of numbers, not double"),
         ({"features": [[1.0], [2.0, 3.0]], "label": [0, 1]}, "must have the same number"),
         ({"features": [[1.0]], "label": [0], "split": ["dev"]}, "it is also 'dev'"),
     ):

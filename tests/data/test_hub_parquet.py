@@ -63,8 +63,3 @@ def test_a_truncated_file_is_refused(tmp_path):
         path.write_bytes(content[: int(share * len(content))])
         with pytest.raises(InputError, match="is not a parquet file of images"):
             read_hub_parquet(path)
-    damaged = bytearray(content)
-    damaged[100:400] = bytes(300)
-    path.write_bytes(damaged)
-    with pytest.raises(InputError, match=r"is not a parquet file|can't be decoded|is not an image"):
-        read_hub_parquet(path)

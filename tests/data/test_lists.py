@@ -92,13 +92,9 @@ def test_missing_files_are_counted_and_the_first_is_named(tmp_path):
     (tmp_path / "a/2.jpg").unlink()
     (tmp_path / "b/2.jpg").unlink()
     (tmp_path / "b").rmdir()
-    with pytest.raises(InputError) as caught:
+    message = r"2 of the 3 files that .*train.txt names are not in .* first is 'a/2.jpg'.*`root=`"
+    with pytest.raises(InputError, match=message):
         load_listed(tmp_path)
-    message = str(caught.value)
-    train = tmp_path / "train.txt"
-    assert f"2 of the 3 files that {train} names are not in {tmp_path}; the first is" in message
-    assert "'a/2.jpg'" in message
-    assert "`root=`" in message
     data = load_listed(tmp_path, check_files=False)
     assert data.train.missing_files().tolist() == [1, 2]
 
@@ -137,29 +133,20 @@ def test_the_competition_file_is_joined_by_ids(tmp_path):
     assert by_list.train.fingerprint == data.train.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda made: made.pop("annotations"), "is not a competition file with labels, {images: "),
-        (lambda made: made["categories"][0].update(id=7), "category ids must be 0 .. L - 1"),
-        (lambda made: made["annotations"].pop(), "image 10, 'train_val2018/Plantae/0/"),
-        (
-            lambda made: made["annotations"].append({"image_id": 10, "category_id": 2}),
-            "image 10 has two labels, 0 and 2",
-        ),
-    ],
-    ids=["test set", "ids", "no label", "two labels"],
-)
-def test_bad_competition_files(tmp_path, change, message):
-    made = competition(listed_entries([1, 1, 1], form="inaturalist"), num_classes=3)
-    change(made)
-    path = tmp_path / "train2018.json"
-    path.write_text(json.dumps(made))
-    try:
-        _, found = read(path)
-    except InputError as error:
-        found = [str(error)]
-    assert message in "\n".join(found)
+def test_bad_competition_files(tmp_path):
+    entries, path = listed_entries([1, 1, 1], form="inaturalist"), tmp_path / "train2018.json"
+
+    def problems(change):
+        made = competition(entries, num_classes=3)
+        change(made)
+        path.write_text(json.dumps(made))
+        return "\n".join(read(path)[1])
+
+    second = {"image_id": 10, "category_id": 2}
+    assert "image 10 has two labels, 0 and 2" in problems(lambda m: m["annotations"].append(second))
+    assert "image 10, 'train_val2018/" in problems(lambda m: m["annotations"].pop())
+    with pytest.raises(InputError, match="is not a competition file with labels"):
+        problems(lambda m: m.pop("annotations"))
 
 
 def test_folders_are_listed_as_people_count(tmp_path):
@@ -205,16 +192,13 @@ def test_clutter_is_passed_over(tmp_path):
     assert load(tmp_path).train.class_names == ("a", "b")
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("train/stray.png", "stray.png is in no class folder"),
-        ("train/a/broken.jpg", r"a/broken\.jpg is not an image"),
-    ],
-)
-def test_what_would_be_passed_over_silently_is_refused(tmp_path, place, message):
+def test_what_would_be_passed_over_silently_is_refused(tmp_path):
     for split in ("train", "test"):
         write_folder(tmp_path / split, {"a": 1})
-    (tmp_path / place).write_bytes(b"x")
-    with pytest.raises(InputError, match=message):
-        load(tmp_path)
+    for place, message in (
+        ("a/broken.jpg", r"a/broken\.jpg is not an image"),
+        ("stray.png", "stray.png is in no class folder"),
+    ):
+        (tmp_path / "train" / place).write_bytes(b"x")
+        with pytest.raises(InputError, match=message):
+            load(tmp_path)

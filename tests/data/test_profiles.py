@@ -45,22 +45,11 @@ def test_the_profile_is_the_formula_in_whole_numbers(largest, num_classes, ratio
     assert found.tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: load("digits-lt", imbalance_ratio=0.01),
-            r"at least 1; got 0.01; did you mean 100\?",
-        ),
-        (
-            lambda: profile_counts("step", 50, num_classes=4, imbalance_ratio=100),
-            "leaves class 2 without examples; lower the imbalance ratio to 50",
-        ),
-    ],
-)
-def test_bad_input_gets_one_clear_error(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
+def test_profiles_that_can_not_be_made_are_refused():
+    with pytest.raises(InputError, match=r"at least 1; got 0.01; did you mean 100\?"):
+        load("digits-lt", imbalance_ratio=0.01)
+    with pytest.raises(InputError, match=r"leaves class 2 without examples; lower .* ratio to 50"):
+        profile_counts("step", 50, num_classes=4, imbalance_ratio=100)
 
 
 # Natural profiles.

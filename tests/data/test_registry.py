@@ -46,9 +46,9 @@ def write_hub(folder, name="cifar10", *, inside="", parts=1):
 
 
 WRITERS = {
-    "archive": lambda folder, name: write_archive(folder, name),
-    "unpacked": lambda folder, name: write_unpacked(folder, name),
-    "parquet": lambda folder, name: write_hub(folder, name),
+    "archive": write_archive,
+    "unpacked": write_unpacked,
+    "parquet": write_hub,
     "parquet parts": lambda folder, name: write_hub(
         folder, name, inside="plain_text" if name == "cifar10" else "cifar100", parts=3
     ),
@@ -149,24 +149,6 @@ def test_other_data_than_the_official_are_refused(tmp_path, small_is_official):
 def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path):
     with pytest.raises(InputError, match="`data_dir=` or LONGTAIL_DATA must name"):
         load("cifar100-lt")
-    with pytest.raises(InputError) as caught:
-        load("cifar100-lt", data_dir=tmp_path)
-    for words in (
-        f"there is no CIFAR-100 in {tmp_path}: neither cifar-100-python.tar.gz nor ",
-        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        "huggingface.co/datasets/uoft-cs/cifar100",
-        "longtail data freeze cifar100-lt --dev 50 --out FILE.parquet",
-    ):
-        assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"profile": "linear"}, "must be one of 'exp', 'step', 'natural'; got 'linear'"),
-        ({"counts": [1] * 9}, "the profile has 9 classes but digits-lt has 10"),
-    ],
-)
-def test_bad_options_get_one_clear_error(options, message):
+    message = f"(?s)no CIFAR-100 in {tmp_path}: .*cs.toronto.edu.*huggingface.co.*data freeze"
     with pytest.raises(InputError, match=message):
-        load("digits-lt", **options)
+        load("cifar100-lt", data_dir=tmp_path)

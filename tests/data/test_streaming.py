@@ -16,9 +16,8 @@ from PIL import Image
 
 from data_factory import photo, write_photos
 from longtail._checks import InputError
-from longtail.data.decoding import PhotoError
 from longtail.data.lists import ListedImages
-from longtail.data.photos import CenterCrop, RandomCrop, check_photo, random_box
+from longtail.data.photos import CenterCrop, RandomCrop, random_box
 from longtail.data.samplers import ClassSampler
 from longtail.data.streaming import evaluation_stream, planned_stream, training_stream
 from longtail.data.torch_samplers import DistributedClassSampler
@@ -102,29 +101,6 @@ def test_a_crop_is_that_part_of_the_image(tmp_path):
     counts = Counter(view(file, np.random.default_rng(s)).tobytes() for s in range(200))
     assert len(counts) == 2
     assert min(counts.values()) > 70
-
-
-def test_bad_files_are_told_apart(tmp_path):
-    whole = tmp_path / "whole.jpg"
-    photo(60, 50).save(whole)
-    (tmp_path / "cut.jpg").write_bytes(whole.read_bytes()[:-100])
-    (tmp_path / "empty.jpg").touch()
-    (tmp_path / "page.jpg").write_text("<html>404 not found</html>")
-    bad = {
-        "cut.jpg": ("truncated", "can't be decoded: .*truncated"),
-        "empty.jpg": ("truncated", "is empty"),
-        "page.jpg": ("format", r"is not an image \(PNG, JPEG"),
-        "gone.jpg": ("missing", "is not there"),
-    }
-    for name, (kind, reason) in bad.items():
-        with pytest.raises(PhotoError, match=reason) as caught:
-            CENTER(f"{tmp_path}/{name}")
-        assert caught.value.kind == kind, name
-        assert check_photo(f"{tmp_path}/{name}").kind == kind
-    header = (50, 60, False, False, False)
-    assert check_photo(str(whole)) == header
-    assert check_photo(str(tmp_path / "cut.jpg"), quick=True) == header
-    assert check_photo(str(tmp_path / "page.jpg"), quick=True).kind == "format"
 
 
 # The stream.
@@ -271,9 +247,7 @@ def test_corrupt_files_are_left_out_and_counted_if_asked(data, workers, caplog):
                 assert np.array_equal(image.permute(1, 2, 0).numpy(), CENTER(data.file(index)))
         list(stream)
     assert stream.skipped.total() == 4
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2  # once for each file, not for each epoch
-    assert messages[1] == f"{data.file(12)} is not there; left out"
+    assert len(caplog.records) == 2  # once for each file, not for each epoch
     for index in range(5):
         Path(data.file(index)).unlink()
     with pytest.raises(InputError, match="none of the 5 images of a batch can be decoded"):

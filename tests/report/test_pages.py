@@ -11,21 +11,20 @@ from longtail import ClassPrior
 from longtail.conformal import PredictionSets
 from longtail.report import adjusting, pages
 from longtail.report.compare import compare
-from page_factory import adjusted_predictions, digits_runs
-from run_factory import make_run, make_spec
+from page_factory import adjusted_predictions, digits_comparison
+from run_factory import class_errors, make_run, make_spec
 
-pytest.importorskip("plotly")
 COMMAND = "longtail report runs --out report.html"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def compared():
-    return compare(digits_runs())
+    return digits_comparison()
 
 
 @pytest.fixture(scope="module")
-def text(compared):
-    return pages.runs_page(compared, command=COMMAND).render()
+def text():
+    return pages.runs_page(digits_comparison(), command=COMMAND).render()
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +34,6 @@ def data(text):
 
 def page_data(text):
     return json.loads(re.search(r'id="page-data">(.*?)</script>', text, re.S)[1])
-
-
-def class_errors(logits, target, num_classes):
-    """Error of each class, counted one by one."""
-    predicted = np.argmax(logits, axis=1)
-    return np.array([np.mean(predicted[target == k] != k) for k in range(num_classes)])
 
 
 def test_positions_of_the_slider_have_the_errors_of_the_adjusted_logits(compared, data):
@@ -61,7 +54,7 @@ def test_positions_of_the_slider_have_the_errors_of_the_adjusted_logits(compared
                     adjusted = logits - tau * run.prior.log_probs
                 else:
                     adjusted = logits / run.head.norms.astype(np.float64) ** tau
-                errors.append(class_errors(adjusted, target, 10))
+                errors.append(class_errors(adjusted, target))
             mean = 100 * np.mean(errors, axis=0)
             assert method["classes"][place] == pytest.approx(mean[order], abs=5e-4)
             expected = [mean.mean(), *(mean[k].mean() for k in groups)]

@@ -5,10 +5,8 @@ import shutil
 import pytest
 
 from longtail.report import pages
-from longtail.report.compare import compare
-from page_factory import adjusted_predictions, digits_runs
+from page_factory import adjusted_predictions, digits_comparison
 
-pytest.importorskip("plotly")
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the page's tests need playwright: pip install playwright"
 )
@@ -33,7 +31,7 @@ def browser():
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    runs = pages.runs_page(compare(digits_runs())).write(folder / "runs.html")
+    runs = pages.runs_page(digits_comparison()).write(folder / "runs.html")
     adjusted = pages.adjusted_page(adjusted_predictions(), command="longtail")
     return {"runs": runs, "adjusted": adjusted.write(folder / "adjusted.html")}
 
@@ -97,7 +95,7 @@ def test_it_opens_quietly_draws_every_chart_and_fits(browser, files, name, size)
 @pytest.mark.parametrize("method", [0, 1])
 @pytest.mark.parametrize("place", [0, 33, 80])
 def test_the_slider_moves_the_bars_to_pythons_values(desktop, method, place):
-    slider = pages.runs_page(compare(digits_runs())).slider
+    slider = pages.runs_page(digits_comparison()).slider
     expected = slider["methods"][method]
     desktop.page.locator(f"input[name=method][value='{method}']").check()
     desktop.page.locator("#tau-knob").fill(str(place))

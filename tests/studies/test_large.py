@@ -4,11 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
 
 from data_factory import write_large
 from longtail.data.large import LARGE
@@ -59,10 +56,9 @@ def test_a_column_trained_from_disk(study, tmp_path):
     assert len(kept) == 6
     page = (tmp_path / "made/docs/large.md").read_text()
     documents = [json.loads(text) for text in kept.values()]
-    plain = next(one for one in documents if one["spec"]["method"]["name"] == "logit-adjusted")[
-        "splits"
-    ]["test"]
-    error = sum(w / n for w, n in zip(plain["wrong"], plain["examples"], strict=True)) / 4
+    names = [one["spec"]["method"]["name"] for one in documents]
+    test = documents[names.index("logit-adjusted")]["splits"]["test"]
+    error = np.mean(np.divide(test["wrong"], test["examples"]))
     line = next(line for line in page.splitlines() if line.startswith("| logit adjusted |"))
     assert f"| {100 * error:.2f} |" in line
     assert (tmp_path / "made/docs/large/imagenet-lt-tau-curves.svg").exists()

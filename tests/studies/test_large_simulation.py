@@ -7,10 +7,6 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
-
 from longtail import ClassPrior
 from studies import __main__
 from studies import large_simulation as simulation

@@ -4,13 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-
-from test_records import digits, options_for, share_wrong
+from test_records import digits, options_for
 
 from longtail.runs import Run
+from run_factory import class_errors
 from studies import _records, methods, settings
 from studies._records import ADJUSTED, BY_PRIOR, CRITERIA, Column, Shelf, cifar
 
@@ -54,9 +51,9 @@ def test_records_follow_the_equations(column):
     for source in ("fixed", "held-out", "oracle", *CRITERIA):
         tau, wrong = plain.point(ADJUSTED, source)
         scores = np.float64(logits) - tau * np.log(run.prior.probs)
-        np.testing.assert_allclose(wrong, share_wrong(scores, target))
+        np.testing.assert_allclose(wrong, class_errors(scores, target))
     tau, wrong = plain.point(BY_PRIOR, "held-out")
-    np.testing.assert_allclose(wrong, share_wrong(logits / run.prior.probs**tau, target))
+    np.testing.assert_allclose(wrong, class_errors(logits / run.prior.probs**tau, target))
     # Calibration error of fifteen equal bins, by a loop.
     probs = np.exp(np.float64(logits) - np.float64(logits).max(axis=1, keepdims=True))
     probs /= probs.sum(axis=1, keepdims=True)

@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-
 from data_factory import pixels
 from longtail.data import ImageSet, LongTailedData
 from longtail.runs import DataSpec

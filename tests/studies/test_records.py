@@ -6,12 +6,10 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-
 from longtail import InputError
 from longtail.data.digits import load_digits_lt
 from longtail.runs import Run
+from run_factory import class_errors
 from studies import _records, exp
 from studies._records import TAUS, Column, Row, Runs, Shelf, cifar, read
 
@@ -43,15 +41,6 @@ def trained(tmp_path_factory):
     return folder, shelf
 
 
-def share_wrong(scores, target):
-    """Error of each class by a loop over examples; ties go to the lowest index."""
-    wrong, count = np.zeros(10), np.zeros(10)
-    for row, label in zip(scores, target, strict=True):
-        count[label] += 1
-        wrong[label] += int(np.argmax(row) != label)
-    return wrong / count
-
-
 def adjusted(run, variant, tau, split="test"):
     """The post-hoc methods from their equations, in float64."""
     logits = np.asarray(run.logits(split).logits, dtype=np.float64)
@@ -72,7 +61,7 @@ def test_errors_are_counted_from_the_logits(trained):
     for runs in (PLAIN, LOSS):
         found, run = kept(trained, runs, 1)
         logits, target, _ = run.logits("test")
-        np.testing.assert_allclose(found.per_class(), share_wrong(logits, target))
+        np.testing.assert_allclose(found.per_class(), class_errors(logits, target))
         np.testing.assert_allclose(found.norms, run.head.norms, rtol=1e-5)
         assert found.prior.counts.tolist() == run.prior.counts.tolist()
 
@@ -83,10 +72,10 @@ def test_post_hoc_points_and_curves_follow_the_equations(trained, variant):
     target, curve = run.logits("test").target, found.curve(variant)
     for source in ("fixed", "held-out", "oracle"):
         tau, per_class = found.point(variant, source)
-        np.testing.assert_allclose(per_class, share_wrong(adjusted(run, variant, tau), target))
+        np.testing.assert_allclose(per_class, class_errors(adjusted(run, variant, tau), target))
     assert found.point(variant, "fixed").tau == 1.0
     for place in (0, 7, 33, 80):
-        error = share_wrong(adjusted(run, variant, TAUS[place]), target).mean()
+        error = class_errors(adjusted(run, variant, TAUS[place]), target).mean()
         assert curve[place] == pytest.approx(error, abs=1e-6)
     assert found.point(variant, "oracle").per_class.mean() <= curve.min() + 1e-6
 
@@ -97,10 +86,10 @@ def test_the_held_out_tau_is_the_partners_own_best(trained):
         tau = partner.document["posthoc"][variant]["held-out"]["tau"]
         target = run.logits("held-out").target
         assert found.point(variant, "held-out").tau == tau
-        best = share_wrong(adjusted(run, variant, tau, "held-out"), target).mean()
+        best = class_errors(adjusted(run, variant, tau, "held-out"), target).mean()
         for other in TAUS[::8]:
             scores = adjusted(run, variant, other, "held-out")
-            assert best <= share_wrong(scores, target).mean() + 1e-9
+            assert best <= class_errors(scores, target).mean() + 1e-9
         assert partner.point(variant, "fixed") is None  # never judged on the test set
 
 
@@ -112,31 +101,6 @@ def test_nothing_is_trained_twice_and_seeds_can_be_added(trained):
     options = options_for(folder, "--no-train")
     shelf, _ = _records.train_missing(options, [more])
     assert shelf.missing([more]) == ["softmax, seed 2"]
-
-
-def test_stopping_loses_no_finished_run(tmp_path, monkeypatch):
-    """Time is up after the first run; the next call trains the others alone."""
-    rows, begun = [LOSS, PLAIN], []
-    monkeypatch.setattr(_records.Trainer, "_is_over", lambda self, before=0.0: len(begun) > 1)
-    monkeypatch.setattr(_records.Record, "seconds", property(lambda self: 0.0))
-    from longtail.train import engine
-
-    real = engine.train_cohort
-
-    def counted(specs, *args, **kwargs):
-        begun.append([spec.folder for spec in specs])
-        return real(specs, *args, **kwargs)
-
-    monkeypatch.setattr(engine, "train_cohort", counted)
-    options = options_for(tmp_path, "--together", "2", "--minutes", "1")
-    shelf, finished = _records.train_missing(options, rows, load=digits)
-    assert not finished
-    first = {one.name for one in shelf.records}
-    assert first
-    monkeypatch.undo()
-    shelf, finished = _records.train_missing(options_for(tmp_path), rows, load=digits)
-    assert finished
-    assert first < {one.name for one in shelf.records}
 
 
 def test_a_record_comes_back_byte_for_byte(trained, tmp_path):
@@ -166,19 +130,6 @@ def test_different_data_never_mix(trained, tmp_path):
         Shelf(tmp_path)
     assert one.name in str(caught.value)
     assert two.name in str(caught.value)
-
-
-def test_students_know_their_teachers_by_record(tmp_path):
-    """Teachers are trained first, though they are no rows of their own; then mean and student."""
-    teacher = Runs("teacher", DIGITS, "logit-adjusted", "digits", SMALL, seeds=(0, 1))
-    mean = Runs("mean", DIGITS, teachers=(teacher,), mean=True)
-    values = {**SMALL, "distill_weight": 0.5}
-    student = Runs("student", DIGITS, "softmax", "digits", values, (0,), teachers=(teacher,))
-    shelf, finished = _records.train_missing(options_for(tmp_path), [student, mean], load=digits)
-    assert finished
-    names = [one.name for one in shelf.of(teacher)]
-    assert list(shelf.get(student).spec.settings["teachers"]) == sorted(names)
-    assert shelf.get(mean).seconds == 0.0
 
 
 def test_cells_and_differences_are_paired_by_seed(trained):

@@ -5,9 +5,6 @@ import math
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from scipy.optimize import minimize
-
-pytest.importorskip("matplotlib")
 
 from longtail import ClassPrior, margins
 from longtail.posthoc import adjust_logits, normalize_weights
@@ -47,15 +44,6 @@ def test_the_gradient_of_the_written_out_loss_vanishes(make):
             step = np.eye(3)[axis] * 1e-5 / loss.scale
             slope = risk(separator + step, x, y, loss) - risk(separator - step, x, y, loss)
             assert abs(slope) < 2e-5 / loss.scale * 1e-8 * loss.scale
-
-
-def test_it_finds_the_minimiser_that_scipy_finds():
-    features, target = draw(2, 80, seed=2, rare=0.35)
-    losses = [margins.equalized(prior) for prior in priors_of(target)]
-    solved = synthetic.fit(features, target, losses)
-    for x, y, loss, separator in zip(features, target, losses, solved, strict=True):
-        found = minimize(risk, np.zeros(3), args=(x, y, loss), method="BFGS", tol=1e-9)
-        np.testing.assert_allclose(separator, found.x, atol=2e-4)
 
 
 def phi(z):

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize, minimize_scalar
 
-pytest.importorskip("matplotlib")
-
 from longtail.consistency.binary import examples
 from studies import __main__, theory
 from studies._records import ROOT

@@ -9,35 +9,22 @@ from longtail.train.methods import SAMPLINGS, THRESHOLD, Method
 
 COUNTS = np.array([5000, 600, 50])
 PRIOR = ClassPrior.from_counts(COUNTS)
+BETAS = {"beta": 0.9, "drw_beta": 0.99}
 DELTA = {"consistent": ":delta=3/1/2", THRESHOLD: ":threshold=0.1"}
 
 
 @pytest.mark.parametrize(
     ("text", "name", "settings"),
     [
-        ("softmax", "softmax", {}),
         ("logit-adjusted:tau=1.5", "logit-adjusted", {"tau": 1.5}),
-        ("ldam+drw", "ldam+drw", {}),
-        (
-            "logit-adjusted+label-smoothing:epsilon=0.05",
-            "logit-adjusted+label-smoothing",
-            {"epsilon": 0.05},
-        ),
+        ("ldam+label-smoothing:epsilon=0.05", "ldam+label-smoothing", {"epsilon": 0.05}),
         # One method has one form, however it is typed.
         ("logit_adjusted:tau=1", "logit-adjusted", {}),
         (" LDAM + DRW:beta=0.9999 ", "ldam+drw", {}),
         ("softmax+label-smoothing:epsilon=0", "softmax", {}),
-        (
-            "softmax+sqrt-sampling+label-smoothing:epsilon=0.1",
-            "softmax+label-smoothing+sqrt-sampling",
-            {},
-        ),
+        ("ldam+sqrt-sampling+label-smoothing", "ldam+label-smoothing+sqrt-sampling", {}),
         # β of the loss and β of DRW stay apart.
-        (
-            "class-balanced:beta=0.9+drw:beta=0.99,start=7",
-            "class-balanced+drw",
-            {"beta": 0.9, "drw_beta": 0.99, "drw_start": 7},
-        ),
+        ("class-balanced:beta=0.9+drw:beta=0.99", "class-balanced+drw", BETAS),
         ("ldam:max-margin=0.4, scale=20", "ldam", {"max_margin": 0.4, "scale": 20.0}),
         ("consistent:delta=1/2/0.5", "consistent", {"delta": (1.0, 2.0, 0.5)}),
         ("two-parameter:tau1=0,tau2=1e-1", "two-parameter", {"tau1": 0.0, "tau2": 0.1}),
@@ -117,16 +104,11 @@ def test_samplings_are_rules_of_the_sampler():
     ("text", "message"),
     [
         ("logit-adjust", r"no loss 'logit-adjust'; did you mean logit-adjusted or .*There are sof"),
-        ("drw", r"'drw' comes on top of a loss, which stands first, such as softmax\+drw"),
         ("softmax+ldam", "one loss, but 'softmax' and 'ldam' are two; after the loss may come drw"),
         ("softmax+over-sampling+sqrt-sampling", "one way, but over-sampling and sqrt-sampling"),
         ("posthoc-logit-adjusted", "a post-hoc method is not trained; train softmax"),
         ("logit-adjusted:tua=1", "'logit-adjusted' has no setting 'tua'; it has tau"),
-        ("logit-adjusted:tau=high", "tau of logit-adjusted must be a number; got 'high'"),
-        (
-            "logit-adjusted+over-sampling",
-            "logit-adjusted and over-sampling both correct for class frequencies",
-        ),
+        ("logit-adjusted+over-sampling", "both correct for class frequencies"),
     ],
 )
 def test_bad_methods_are_refused(text, message):

@@ -85,10 +85,6 @@ def test_weights_that_do_not_fit_name_the_first_tensor(tmp_path):
     short = {k: v for k, v in state.items() if not k.startswith("layer4.1.bn2")}
     with pytest.raises(InputError, match=r"does not fit resnet18; .* layer4.1.bn2.weight: absent"):
         Weights("file", short).find_model()
-    state["layer1.0.conv1.weight"] = torch.zeros(64, 64, 5, 5)
-    told = r"layer1.0.conv1.weight: \(64, 64, 5, 5\) in the file, \(64, 64, 3, 3\) in the network"
-    with pytest.raises(InputError, match=told):
-        Weights("file", state).find_model()
     with pytest.raises(InputError, match="has none of the tensors of"):
         Weights("file", {"encoder.weight": torch.zeros(2)}).find_model()
     weights = Weights("file", network().state_dict())
@@ -206,7 +202,6 @@ def test_a_folder_of_photographs_from_scratch(cli):
     words = (*photographs(Path("photos")), "--method", "softmax", "--method", "logit-adjusted")
     said = said_by(cli(*words))
     assert "Chosen for photos: recipe scratch, model resnet32, image_size 32, mean" in said
-    assert "--set changes each" in said
     assert "--set flip=false for signs, digits or text" in said
     said_by(cli("evaluate", "runs"))
     said_by(cli("report", "runs/photos"))
@@ -221,10 +216,6 @@ def test_a_folder_of_photographs_from_weights(cli):
     assert "The last layer of w.safetensors, for 7 classes, is left out: photos has 3." in said
     (run,) = map(Run.open, run_folders("runs"))
     assert run.spec.settings["weights"] == read_weights("w.safetensors").fingerprint
-    said_by(cli("report", "runs/photos"))
-    refused = cli(*words, "--weights", "w.safetensors", "--set", "model=resnet32")
-    assert refused.code == 1
-    assert "w.safetensors does not fit resnet32; the first tensor that differs is" in refused.err
     assert "give them: --weights FILE" in cli(*words, "--recipe", "finetune").err
 
 

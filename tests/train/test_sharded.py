@@ -178,10 +178,8 @@ def test_the_whole_run_is_that_of_a_whole_classifier(folder, data, alone):
 @pytest.mark.parametrize(
     ("method", "overrides", "processes", "message"),
     [
-        ("softmax", {"head": "cosine"}, 2, r"the head is 'cosine', and it takes a linear one"),
         ("equalized-threshold:threshold=0.3", {}, 2, r"drops competitors at random"),
         ("softmax", {"sampled_classes": 2}, 2, r"drawn from a whole classifier"),
-        ("adaptive+label-smoothing", {}, 2, r"target's own logit alone, unlike 'adaptive'"),
         ("softmax", {}, 6, r"6 processes for 5 classes"),
     ],
 )

@@ -1,7 +1,6 @@
 """A run on images from disk: its step by hand, its parts, sampled softmax, and bad input."""
 
 import gc
-import logging
 import weakref
 
 import numpy as np
@@ -16,7 +15,7 @@ from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.train.distributed import ALONE
-from longtail.train.engine import evaluate, train
+from longtail.train.engine import train
 from longtail.train.loop import new_network, run_epoch
 from longtail.train.plan import stream_seed
 from longtail.train.recipe import get_recipe, make_spec
@@ -161,34 +160,6 @@ def test_a_run_with_sampled_softmax_is_judged_by_all_classes(data, tmp_path):
 def test_what_sampled_softmax_can_not_do(data, tmp_path, method, overrides, message):
     with pytest.raises(InputError, match=message):
         train(spec(data, method, sampled_classes=2, **overrides), data.train, root=tmp_path)
-
-
-@pytest.fixture
-def damaged(tmp_path):
-    """A data set with a training image cut short."""
-    root = write_large(tmp_path / "bad", counts=COUNTS, held=2)
-    file = sorted((root / "train").rglob("*.JPEG"))[3]
-    file.write_bytes(file.read_bytes()[:400])
-    return load_listed(root), file
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_image_stops_training_with_its_name(damaged, tmp_path, workers):
-    data, file = damaged
-    with pytest.raises(InputError, match=rf"{file} can't be decoded.*longtail data check"):
-        train(spec(data), data.train, root=tmp_path, streaming=Streaming(workers=workers))
-
-
-def test_or_is_skipped_and_counted_if_asked(damaged, tmp_path, caplog):
-    """In training; evaluation never skips."""
-    data, file = damaged
-    how = Streaming(workers=0, on_error="skip")
-    with caplog.at_level(logging.WARNING, logger="longtail"):
-        run = train(spec(data), data.train, root=tmp_path, streaming=how)
-    assert [line["skipped"] for line in run.log()] == [1, 1, 1]
-    assert caplog.text.count(f"{file} can't be decoded") == 1
-    with pytest.raises(InputError, match=str(file)):
-        evaluate(run, data.train, streaming=how)
 
 
 def test_recipes_that_do_not_fit_the_images(tmp_path):

@@ -82,15 +82,6 @@ def test_stacked_they_answer_the_same(tmp_path):
     np.testing.assert_allclose(alone(shown), by_hand(runs, images, recipe), rtol=1e-4, atol=1e-4)
 
 
-def test_a_student_learns_from_them(root, teachers):
-    """With the teachers' word alone and time enough it comes to agree with them."""
-    one = student(teachers, distill_weight=1.0, distill_temperature=1.0, epochs=10)
-    taught = train(one, DATA.train, root=root)
-    assert taught.spec.settings["teachers"] == tuple(sorted(run.name for run in teachers))
-    answers = by_hand(teachers, DATA.train, None).argmax(axis=1)
-    assert np.mean(by_hand([taught], DATA.train, None).argmax(axis=1) == answers) > 0.85
-
-
 def test_a_killed_student_goes_on_to_the_same_bits(root, teachers, tmp_path):
     one = student(teachers, seed=7, epochs=4)
     whole = train(one, DATA.train, root=root)

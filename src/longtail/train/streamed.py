@@ -325,7 +325,6 @@ class StreamedTraining:
 
     def mean_losses(self) -> list[float]:
         """Return the mean loss of the epoch's examples; ends the epoch for all processes alike."""
-        next(self._steps, None)  # ends the reading, which would keep this object in memory
         self.world.sum_(self.losses)
         if self.world.count > 1:
             # The processes' running statistics of batch norm become their mean after every epoch,
