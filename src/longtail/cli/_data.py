@@ -73,13 +73,14 @@ def is_on_disk(name: str, option: str) -> bool:
     return bool(files) and all(path.is_file() for path in files)
 
 
-def refuse_idle(given: list[str], idle: Sequence[str], *, on_disk: bool) -> None:
-    """Refuse options that do nothing to images on disk, or to images in memory."""
+def refuse_idle(context: typer.Context, idle: Sequence[str], *, on_disk: bool) -> None:
+    """Refuse options that were given and do nothing to images on disk, or to images in memory."""
     kind = "stay on disk" if on_disk else "are read into memory"
-    for name in idle:
-        if name in given:
+    for p in context.command.params:
+        source = context.get_parameter_source(p.name or "")
+        if p.opts[0] in idle and source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(
-                f"{name} does nothing here: the images of this data set {kind}"
+                f"{p.opts[0]} does nothing here: the images of this data set {kind}"
             )
 
 

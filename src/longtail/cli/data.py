@@ -74,7 +74,7 @@ def describe(
     else:
         if _data.is_on_disk(name, "data describe"):
             idle = (*_data.SUBSET, "--figure")
-            _data.refuse_idle(_console.typed(context), idle, on_disk=True)
+            _data.refuse_idle(context, idle, on_disk=True)
             summary = summarize(load_listed(name, data_dir=data_dir, check_files=False))
             title = f"{summary['name']} (lists of images on disk)"
         else:
@@ -206,7 +206,7 @@ def check(
     _data.is_on_disk(name, "data check")  # refuses an unknown name
     if in_memory(name):
         idle = ("--root", "--workers", "--quick")
-        _data.refuse_idle(_console.typed(context), idle, on_disk=False)
+        _data.refuse_idle(context, idle, on_disk=False)
     if out is not None:  # refused first, since it would fail after the work
         _console.refuse_overwrite(out, force)
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -189,7 +189,7 @@ def train(
         specs = list({spec.folder: spec for spec in specs}.values())
         on_disk = specs[0].dataset.settings.get("list") is not None
         idle = _OF_SUBSETS if on_disk else _OF_DISKS
-        _data.refuse_idle(_console.typed(context), idle, on_disk=on_disk)
+        _data.refuse_idle(context, idle, on_disk=on_disk)
         if evaluate:
             instead = "train with --no-evaluate, then count errors: longtail evaluate --errors-only"
             sizes = len(data.test), data.test.num_classes

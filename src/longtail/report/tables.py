@@ -70,10 +70,10 @@ def spread(values: Sequence[float] | FloatArray, *, digits: int = 2) -> str:
         ('45.50 ± 0.71', '45.0', '–', '–')
     """
     mean = float(np.mean(values)) if len(values) else math.nan
-    text = percent(mean, digits=digits)
-    if len(values) < 2 or math.isnan(mean):  # a group without classes has no error
-        return text
-    return f"{text} ± {percent(float(np.std(values, ddof=1)), digits=digits)}"
+    if math.isnan(mean):  # a group without classes has no error
+        return "–"
+    deviation = f" ± {100 * np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{100 * mean:.{digits}f}{deviation}"
 
 
 def signed(value: float, *, digits: int = 1) -> str:

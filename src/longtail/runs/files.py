@@ -85,15 +85,13 @@ def write_bytes(path: Path | str, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def json_bytes(document: Any) -> bytes:
-    """Return JSON for people to read; NaN and infinity are refused."""
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    return (text + "\n").encode()
+# JSON for people to read, without NaN.
+readable_json = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False).encode
 
 
 def write_json(path: Path | str, document: Any) -> None:
     """Write JSON for people to read, atomically."""
-    write_bytes(path, json_bytes(document))
+    write_bytes(path, f"{readable_json(document)}\n".encode())
 
 
 def read_json(path: Path | str) -> Any:

@@ -553,7 +553,7 @@ class RunWriter:
 
     def _save(self, **changes: Any) -> None:
         record = seal({**self._record, **changes})
-        files.write_bytes(self.folder / RECORD, files.json_bytes(record))
+        files.write_bytes(self.folder / RECORD, f"{files.readable_json(record)}\n".encode())
         self._record = record
 
 

@@ -142,7 +142,8 @@ def _packed_files(run: Run, weights: bool, logits: bool, half: bool) -> dict[str
         name: digest for name, digest in run.record["files"].items() if listed.get(name) != digest
     } | run.record.get("packed", {}).get("originals", {})
     record = {**run.record, "splits": entries, "files": listed, "packed": {"originals": originals}}
-    return {RECORD: files.json_bytes(seal(record)), **dict(sorted(content.items()))}
+    text = f"{files.readable_json(seal(record))}\n"
+    return {RECORD: text.encode(), **dict(sorted(content.items()))}
 
 
 def unpack(

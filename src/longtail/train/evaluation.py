@@ -55,12 +55,13 @@ def network_logits(
         return compute(model, images, recipe, world=world, how=streaming)
     if world.rank > 0:
         return None
+    network: Any = model
     device = next(model.parameters()).device
     color: dict[str, Any] = {"mean": recipe.mean, "std": recipe.std}
     color["pixel_range"] = images.pixel_range
     with judging(model):
         found = [
-            model(normalize(batch.to(device), **color)).float().cpu()
+            network.fc(network.features(normalize(batch.to(device), **color))).float().cpu()
             for batch in torch.split(as_tensor(images), 1024)
         ]
     return torch.cat(found).numpy()
