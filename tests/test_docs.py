@@ -126,15 +126,8 @@ def site_hooks():
     [
         ("m_y ∝ n_y^{−1/4}", "m<sub>y</sub> ∝ n<sub>y</sub><sup>−1/4</sup>"),
         ("e^{s Δ_{yy'}} = e^−z", "e<sup>s Δ<sub>yy'</sub></sup> = e<sup>−z</sup>"),
-        (
-            "argmax_y A_jk, L_∞(p), z^τ",
-            "argmax<sub>y</sub> A<sub>jk</sub>, L<sub>∞</sub>(p), z<sup>τ</sup>",
-        ),
         ("num_classes, y_true, to_df, sum_", "num_classes, y_true, to_df, sum_"),
-        (
-            "<pre><code>f_y</code></pre> <code>f_y</code>",
-            "<pre><code>f_y</code></pre> <code>f_y</code>",
-        ),
+        ("<pre>f_y</pre> <code>f_y</code>", "<pre>f_y</pre> <code>f_y</code>"),
         ('<a title="f_y">f_y</a>', '<a title="f_y">f<sub>y</sub></a>'),
     ],
 )
