@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from longtail import (
-    ClassPrior,
-    InputError,
-    adjust_logits,
-    margins,
-    normalize_weights,
-    tune_tau,
-)
+from longtail import ClassPrior, InputError, adjust_logits, margins, normalize_weights, tune_tau
 from longtail.posthoc import adjustment
 from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
 

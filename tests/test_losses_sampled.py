@@ -163,10 +163,7 @@ def test_the_module_is_the_function_with_its_own_draws(dtype):
     ("options", "message"),
     [
         ({"sampled": SAMPLED}, "pass one of `num_sampled`"),
-        (
-            {"margin": margins.softmax(ClassPrior.uniform(3))},
-            "`margin` has 3 classes",
-        ),
+        ({"margin": margins.softmax(ClassPrior.uniform(3))}, "`margin` has 3 classes"),
         ({"margin": Margin.from_matrix(np.zeros((4, 4)))}, "`margin` is dense"),
     ],
 )

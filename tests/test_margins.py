@@ -19,11 +19,7 @@ ROWS = {
     "balanced": ({}, 1 / PI, lambda y, k: 0.0),
     "class-balanced": ({"beta": 0.99}, (1 - 0.99) / (1 - 0.99**N), lambda y, k: 0.0),
     "adaptive": ({"constant": 0.7}, ONE, lambda y, k: 0.7 * PI[y] ** -0.25),
-    "ldam": (
-        {"max_margin": 0.4, "scale": 20.0},
-        ONE,
-        lambda y, k: 0.4 * N[y] ** -0.25 / 5**-0.25,
-    ),
+    "ldam": ({"max_margin": 0.4, "scale": 20.0}, ONE, lambda y, k: 0.4 * N[y] ** -0.25 / 5**-0.25),
     "equalized": ({"tau": 1.3}, ONE, lambda y, k: LOG(PI[k] ** 1.3)),
     "logit-adjusted": ({"tau": 0.8}, ONE, lambda y, k: 0.8 * LOG(PI[k] / PI[y])),
     "logit-adjusted-adaptive": (

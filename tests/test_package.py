@@ -211,6 +211,8 @@ def test_every_public_name_loads():
     for name in longtail.__all__:
         assert getattr(longtail, name) is not None
         assert name in dir(longtail)
+    with pytest.raises(AttributeError, match="no attribute 'adjust_logit'"):
+        longtail.adjust_logit  # noqa: B018
 
 
 def test_the_typed_names_are_the_lazy_names():
@@ -224,11 +226,6 @@ def test_the_typed_names_are_the_lazy_names():
         for alias in inner.names
     }
     assert typed == {*longtail._HOMES, *longtail._SUBMODULES}
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'adjust_logit'"):
-        longtail.adjust_logit  # noqa: B018
 
 
 def test_the_source_archive_has_what_tests_and_make_read():

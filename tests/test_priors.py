@@ -41,10 +41,7 @@ def test_labels_of_every_kind_give_the_same_prior(kind):
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.integers(0, 1000), min_size=1, max_size=20).filter(any),
-    st.floats(0.01, 10),
-)
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=20).filter(any), st.floats(0.01, 10))
 def test_smoothing_is_the_additive_rule(counts, smoothing):
     prior = ClassPrior.from_counts(counts, smoothing=smoothing)
     total = sum(counts) + smoothing * len(counts)

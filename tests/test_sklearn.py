@@ -18,10 +18,7 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from longtail import ClassPrior, InputError, adjust_logits
-from longtail.sklearn import (
-    LogitAdjustedClassifier,
-    LogitAdjustedClassifierCV,
-)
+from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
 
 BOTH = [LogitAdjustedClassifier, LogitAdjustedClassifierCV]
 pytestmark = pytest.mark.filterwarnings("ignore::longtail.sklearn.FewExamplesWarning")

@@ -428,11 +428,7 @@ def logistic(asks):
     [
         (logistic("w"), "w", True),
         (make_pipeline(scaler(), make_pipeline(scaler(), logistic("w"))), "w", True),
-        (
-            GridSearchCV(make_pipeline(scaler(), logistic("w")), {"memory": [None]}, cv=2),
-            "w",
-            True,
-        ),
+        (GridSearchCV(make_pipeline(scaler(), logistic("w")), {"memory": [None]}, cv=2), "w", True),
         (BaggingClassifier(LogisticRegression(), 3, random_state=0), "sample_weight", True),
         (make_pipeline(scaler(asks=True), logistic(False)), "sample_weight", False),
         (logistic(False), "sample_weight", False),

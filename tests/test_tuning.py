@@ -20,12 +20,7 @@ from hypothesis import strategies as st
 from longtail import ClassPrior, InputError, balanced_error, tune_tau
 from longtail.posthoc import adjust_logits, adjustment, normalize_weights
 from longtail.predictions.estimates import estimate
-from longtail.tuning import (
-    TauCurve,
-    TauIntervals,
-    tune_from_intervals,
-    tune_normalization,
-)
+from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals, tune_normalization
 from longtail.tuning import _exact as exact
 from oracles import shares_by_hand
 

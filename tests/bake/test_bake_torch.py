@@ -170,8 +170,7 @@ def test_inputs_check_the_whole_module(answer, form):
     x = form(torch.randn(30, 20))
     right, wrong = Tempered(1.0, answer), Tempered(2.0, answer)
     baked = bake_logit_adjustment(right, PRIOR, inputs=x)
-    modes = [(part.training, part.drop.training, part.body.training) for part in (right, baked)]
-    assert modes == [(True, True, False)] * 2
+    assert (baked.training, baked.drop.training, baked.body.training) == (True, True, False)
     with pytest.warns(UserWarning, match=r"only layer body\.2 was checked.* pass `inputs=`"):
         bake_logit_adjustment(wrong, PRIOR)
     with pytest.raises(InputError, match="the model does not give the adjusted logits"):
