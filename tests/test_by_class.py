@@ -15,10 +15,6 @@ pd = pytest.importorskip("pandas")
 LABELS = np.repeat([0, 1, 2], [10, 60, 30])  # by frequency, the order is 1, 2, 0
 
 
-def series(values, index):
-    return pd.Series(values, index=index)
-
-
 # ------------------------------------------------------------------ classes that are numbers
 
 
@@ -43,7 +39,7 @@ def test_weights_and_probabilities_by_class_number_find_their_class():
     assert list(shares.index) == [1, 2, 0]
     np.testing.assert_allclose(ClassPrior.from_probs(shares).probs, [0.1, 0.6, 0.3])
     np.testing.assert_allclose(ClassPrior.from_probs(shares.to_dict()).probs, [0.1, 0.6, 0.3])
-    weights = ClassPrior.from_weights(series([1.5, 0.5], [1, 0]))
+    weights = ClassPrior.from_weights(pd.Series([1.5, 0.5], [1, 0]))
     assert weights.counts.tolist() == [0.5, 1.5]
 
 
@@ -76,8 +72,8 @@ def test_everything_given_per_class_goes_by_class(kind):
     ("given", "message"),
     [
         (pd.Series(["a", "b", "b"]).value_counts(), r"numbers 0 \.\. 1, .*unknown: 'b', 'a'"),
-        (series([5, 3, 2], [0, 3, 1]), r"lacking: 2; unknown: 3\. Or pass a list"),
-        (series([5, 3], [0, 0]), "each once; lacking: 1; unknown: none"),
+        (pd.Series([5, 3, 2], [0, 3, 1]), r"lacking: 2; unknown: 3\. Or pass a list"),
+        (pd.Series([5, 3], [0, 0]), "each once; lacking: 1; unknown: none"),
     ],
 )
 def test_numbers_that_cannot_be_placed_are_refused(given, message):

@@ -114,13 +114,6 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def site_hooks():
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(
     ("plain", "html"),
     [
@@ -132,7 +125,10 @@ def site_hooks():
     ],
 )
 def test_formulas_have_subscripts_on_the_site(plain, html):
-    assert site_hooks().formulas(plain) == html
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    assert hooks.formulas(plain) == html
 
 
 # On a line of its own, perhaps after `$ ` or behind torchrun; or within a line, in backticks.

@@ -214,54 +214,22 @@ def test_tau_one_on_margins_says_so(estimator):
     assert [one.filename for one in caught] == [__file__]
 
 
-@pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize(
-    "model",
-    [
-        LogitAdjustedClassifierCV(RidgeClassifier()),
-        LogitAdjustedClassifier(CalibratedClassifierCV(LinearSVC(), cv=2)),
-        # Log-odds, since it has probabilities; and margins whose tau somebody has chosen.
-        LogitAdjustedClassifier(LogisticRegression(), response_method="decision_function"),
-        LogitAdjustedClassifier(RidgeClassifier(), tau=0.2),
-        LogitAdjustedClassifier(RidgeClassifier(), target="train"),
-    ],
-    ids=["CV", "calibrated", "log-odds", "tau chosen", "nothing to adjust"],
-)
-def test_calibrated_or_tuned_margins_are_silent(model):
-    model.fit(*long_tailed())
-
-
 # ------------------------------------------------------------------ frozen and balanced
 
 
-def balanced_rows(X, y, each=10):
-    index = np.concatenate([np.flatnonzero(y == k)[:each] for k in np.unique(y)])
-    return X[index], y[index]
-
-
-def test_a_frozen_estimator_and_balanced_labels_are_refused():
-    fitted = LogisticRegression().fit(*long_tailed())
-    X, y = balanced_rows(*long_tailed(1))
+def test_a_frozen_estimator_and_balanced_labels_need_a_prior_or_an_aim(silent):
+    frozen = FrozenEstimator(LogisticRegression().fit(*long_tailed()))
+    X, y = long_tailed(1, sizes=(10, 10, 10))
     with pytest.raises(InputError, match=r"the prior is uniform.*prior=ClassPrior\.from_counts"):
-        LogitAdjustedClassifier(FrozenEstimator(fitted)).fit(X, y)
-
-
-@pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize(
-    "settings",
-    [
+        LogitAdjustedClassifier(frozen).fit(X, y)
+    for meant in (
         {"prior": ClassPrior.from_counts([120, 40, 12])},
         {"prior": "effective"},
         {"prior": ClassPrior.uniform(3)},  # said, not counted
         {"target": [0.2, 0.3, 0.5]},
         {"costs": [1.0, 2.0, 3.0]},
-    ],
-    ids=["its prior", "effective", "uniform", "target", "costs"],
-)
-def test_balanced_labels_serve_where_something_is_meant(settings):
-    fitted = LogisticRegression().fit(*long_tailed())
-    X, y = balanced_rows(*long_tailed(1))
-    LogitAdjustedClassifier(FrozenEstimator(fitted), **settings).fit(X, y)
+    ):
+        LogitAdjustedClassifier(frozen, **meant).fit(X, y)
 
 
 # ------------------------------------------------------------------ classes too small to judge
@@ -318,20 +286,21 @@ def test_a_classifier_that_favours_rare_classes_itself_is_told_of(kind, estimato
     assert __file__ in [one.filename for one in caught]
 
 
-@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize(
     "model",
     [
-        # Calibration learns the frequencies of the labels again.
-        LogitAdjustedClassifier(CalibratedClassifierCV(WEIGHTED, cv=2)),
+        LogitAdjustedClassifierCV(RidgeClassifier()),
+        LogitAdjustedClassifier(CalibratedClassifierCV(LinearSVC(), cv=2)),
+        # Log-odds, since it has probabilities; and margins whose tau somebody has chosen.
+        LogitAdjustedClassifier(LogisticRegression(), response_method="decision_function"),
+        LogitAdjustedClassifier(RidgeClassifier(), tau=0.2),
+        LogitAdjustedClassifier(RidgeClassifier(), target="train"),
         LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior="effective"),
-        LogitAdjustedClassifier(WEIGHTED, tau=0),
         LogitAdjustedClassifier(LogitAdjustedClassifier(LogisticRegression(), tau=0)),
-        LogitAdjustedClassifierCV(LogisticRegression(), cv=2),
     ],
-    ids=lambda model: str(model.estimator).split("(")[0],
+    ids=["CV", "calibrated", "log-odds", "tau", "target", "effective", "tau 0 inside"],
 )
-def test_no_warning_where_rare_classes_are_favoured_once(model):
+def test_no_warning_where_nothing_is_wrong(model, silent):
     model.fit(*long_tailed())
 
 
