@@ -265,6 +265,9 @@ def test_a_class_without_examples_is_named_or_skipped_with_a_word(caplog):
     with caplog.at_level(logging.WARNING, logger="longtail"):
         assert metrics.balanced_error([0, 2, 2], [0, 2, 0], **given) == 0.25
     assert "2 of 4 classes have no examples and were left out: 1, 3" in caplog.text
+    caplog.clear()
+    metrics.balanced_error([0, 1], [0, 1], missing="skip")
+    assert not caplog.records
     result = metrics.per_class_error([0, 2, 2], [0, 2, 0], **given)
     np.testing.assert_array_equal(result.values, [0.0, np.nan, 0.5, np.nan])
     np.testing.assert_array_equal(result.missing_classes, [1, 3])

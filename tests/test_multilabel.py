@@ -157,11 +157,8 @@ LOGITS, TARGET = long_tailed(20)
         (lambda: adjust_multilabel(LOGITS, [60, 50, 10, 2]), "number of examples"),
         (lambda: tune_multilabel(LOGITS, TARGET, [0.5] * 4), "no tau changes any prediction"),
         (lambda: tune_multilabel(LOGITS, TARGET[:, :3], RATES), r"\(20, 4\); its shape is \(20, 3"),
-        (lambda: macro_balanced_error(TARGET | (RATES > 0.4), LOGITS), r"label\(s\) 0, 1 occur in"),
-        (
-            lambda: tune_multilabel(LOGITS, TARGET & (RATES > 0.4), RATES),
-            r"label\(s\) 2, 3 occur in",
-        ),
+        (lambda: macro_balanced_error(TARGET | (RATES > 0.4), LOGITS), r"label\(s\) 0, 1 occur"),
+        (lambda: tune_multilabel(LOGITS, TARGET & (RATES > 0.4), RATES), r"label\(s\) 2, 3 occur"),
         (lambda: macro_balanced_error(TARGET - 1.0, LOGITS), "0 or 1 .* values are -1"),
     ],
 )
