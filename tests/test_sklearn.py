@@ -642,6 +642,26 @@ def test_a_class_without_a_vote_never_wins(tau):
     assert np.isfinite(model.predict_log_proba(X_rest)).all()
 
 
+class HalfPrecision(LogisticRegression):
+    """Probabilities as networks on a GPU give them."""
+
+    share = 1.0
+
+    def predict_proba(self, X):
+        return (self.share * super().predict_proba(X)).astype(np.float16)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_half_precision_is_taken_if_it_adds_up(kind, monkeypatch):
+    X, y = long_tailed()
+    rough, exact = (kind(one).fit(X, y) for one in (HalfPrecision(), LogisticRegression()))
+    assert rough.predict_proba(X).dtype == np.float64
+    assert np.mean(rough.predict(X) == exact.predict(X)) > 0.9
+    monkeypatch.setattr(HalfPrecision, "share", 0.9)
+    with pytest.raises(InputError, match=r"`estimator.predict_proba\(X\)` must sum to 1"):
+        rough.predict(X)
+
+
 class InItsOwnOrder(LogisticRegression):
     def fit(self, X, y):
         super().fit(X, y)
