@@ -333,4 +333,4 @@ def test_bad_input(logits, target, options, message):
 
 def test_a_loss_called_as_trainer_calls_its_loss_names_the_wrapper():
     with pytest.raises(InputError, match=r"compute_loss_func=TrainerLoss\(loss\)"):
-        losses.LogitAdjustedLoss(PRIOR)({"logits": LOGITS}, TARGET, num_items_in_batch=2)
+        losses.LogitAdjustedLoss(PRIOR)({"logits": randn(6, 4)}, TARGET, num_items_in_batch=2)
