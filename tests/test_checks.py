@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longtail import ClassPrior, InputError, _checks, adjust_logits, metrics
-from longtail.losses import LogitAdjustedLoss, logit_adjusted_loss
+from longtail.losses import LogitAdjustedLoss
 from longtail.posthoc import log_probs
 from longtail.shift import effective_prior, estimate_prior, fit_bias_corrected_temperature
 from longtail.tuning import fit_temperature, tune_tau
@@ -47,17 +47,11 @@ def test_rough_probabilities_are_taken_where_probabilities_are_wanted(caller, dt
     np.testing.assert_allclose(WANT_PROBS[caller](ROUGH[dtype]), WANT_PROBS[caller](PROBS), 0.05)
 
 
-@pytest.mark.parametrize("make", [ClassPrior.from_probs, ClassPrior])
 @pytest.mark.parametrize("dtype", ROUGH)
-def test_a_rough_mean_of_probabilities_is_a_prior(make, dtype):
-    prior = make(_checks.as_numpy(ROUGH[dtype]).mean(0))
+def test_a_rough_mean_of_probabilities_is_a_prior(dtype):
+    prior = ClassPrior.from_probs(_checks.as_numpy(ROUGH[dtype]).mean(0))
     np.testing.assert_allclose(prior.probs, PROBS.mean(0), 0.02)
     assert prior.probs.sum() == pytest.approx(1, abs=1e-15)
-
-
-def test_a_mean_that_is_off_by_more_than_rounding_is_refused():
-    with pytest.raises(InputError, match="must sum to 1"):
-        ClassPrior.from_probs(PROBS.mean(0) * 0.99)
 
 
 def test_rows_that_are_off_by_more_than_rounding_are_no_probabilities():
@@ -93,20 +87,12 @@ TWO = ClassPrior.from_counts([900, 100])
 BINARY = TARGET % 2
 ONE_SCORE = {
     "adjust_logits": lambda x: adjust_logits(x, TWO),
-    "adjust_logits of torch": lambda x: adjust_logits(torch.tensor(x), TWO),
     "tune_tau": lambda x: tune_tau(x, BINARY, TWO, n_bootstrap=0),
-    "logit_adjusted_loss": lambda x: logit_adjusted_loss(
-        torch.tensor(x), torch.tensor(BINARY), TWO
-    ),
     "LogitAdjustedLoss": lambda x: LogitAdjustedLoss(TWO)(torch.tensor(x), torch.tensor(BINARY)),
 }
 
 
 @pytest.mark.parametrize("caller", ONE_SCORE)
-def test_one_score_of_two_classes_gets_there_by_the_message(caller):
-    d = 3 * LOGITS[:, :1]
-    with pytest.raises(InputError, match=r"has 2 classes but .* 1 column") as refused:
-        ONE_SCORE[caller](d)
-    advice = str(refused.value).split("d / 2, as ")[1].removesuffix(" makes them.")
-    assert "num_classes" not in str(refused.value)
-    ONE_SCORE[caller](eval(advice, {"numpy": np, "d": d}))
+def test_one_score_of_two_classes_is_told_to_become_two(caller):
+    with pytest.raises(InputError, match=r"has 2 classes but .* 1 column.* d / 2"):
+        ONE_SCORE[caller](LOGITS[:, :1])

@@ -30,7 +30,6 @@ def assert_refutes(verdict, prior, margin, rule=lambda f, prior: f):
     assert witness.should_win == should_win
     assert witness.wins == int(np.argmax(scores)) != should_win
     np.testing.assert_allclose(witness.ratio, witness.eta / prior.probs)
-    assert "class" in str(witness)
 
 
 def adjusted(tau):
@@ -57,30 +56,14 @@ def test_table_1_weight_normalization_is_not_consistent(prior):
                     softmax,
                     lambda f, _, n=norms, t=tau: f / n**t,
                 )
-    assert "any positive norms" in verdict.reason
-
-
-@PRIORS
-@pytest.mark.parametrize("make", [margins.adaptive, margins.equalized])
-def test_table_1_one_sided_margins_are_not_consistent(prior, make):
-    assert_refutes(check_consistency(make(prior), prior), prior, make(prior))
-
-
-@PRIORS
-def test_table_1_logit_adjustment_is_consistent_post_hoc_and_as_a_loss(prior):
-    for subject in (PosthocLogitAdjustment(), margins.logit_adjusted(prior)):
-        verdict = check_consistency(subject, prior)
-        assert verdict.consistent is True
-        assert verdict.witness is None
-
-
-# Everything else that has a name.
 
 
 @PRIORS
 @pytest.mark.parametrize(
     "make",
     [
+        lambda prior: PosthocLogitAdjustment(),  # Table 1
+        margins.logit_adjusted,  # Table 1
         margins.balanced,
         margins.weighted_logit_adjusted,
         lambda prior: margins.weighted_logit_adjusted(prior, tau=-2.0),
@@ -89,7 +72,9 @@ def test_table_1_logit_adjustment_is_consistent_post_hoc_and_as_a_loss(prior):
     ],
 )
 def test_the_consistent_family_of_theorem_1(prior, make):
-    assert check_consistency(make(prior), prior).consistent is True
+    verdict = check_consistency(make(prior), prior)
+    assert verdict.consistent is True
+    assert verdict.witness is None
 
 
 @PRIORS
@@ -97,6 +82,8 @@ def test_the_consistent_family_of_theorem_1(prior, make):
     "make",
     [
         margins.softmax,
+        margins.adaptive,  # Table 1
+        margins.equalized,  # Table 1
         lambda prior: margins.logit_adjusted(prior, tau=0.5),
         lambda prior: margins.logit_adjusted(prior, tau=2.0),
         lambda prior: margins.logit_adjusted(prior, tau=-1.0),
@@ -125,7 +112,6 @@ def test_post_hoc_adjustment_after_other_losses(prior):
     dense = Margin.from_matrix(margins.adaptive(prior).matrix())
     after = PosthocLogitAdjustment(tau=0.7, trained_with=dense)
     assert_refutes(check_consistency(after, prior), prior, dense, adjusted(0.7))
-    assert "after" in check_consistency(after, prior).subject
 
 
 # The exact condition e^{s Δ_{yy'}} = δ_{y'} / (δ_y + κ), δ = α π.
@@ -191,17 +177,13 @@ def test_no_gradient_at_the_prior_is_not_enough_for_three_classes(margin):
     prior = ClassPrior.uniform(margin.num_classes)
     verdict = check_consistency(margin, prior)
     assert_refutes(verdict, prior, margin)
-    assert "the gradient vanishes" in verdict.reason
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("make", [margins.adaptive, margins.equalized, margins.softmax])
 def test_under_a_uniform_prior_the_usual_margins_are_consistent(size, make):
     prior = ClassPrior.uniform(size)
-    verdict = check_consistency(make(prior), prior)
-    assert verdict.consistent is True
-    if size > 2 and make is margins.adaptive:
-        assert f"Δ_yy' = {size**0.25:.6g} for every pair" in verdict.reason
+    assert check_consistency(make(prior), prior).consistent is True
 
 
 # How fine the judgement is.
@@ -229,7 +211,6 @@ def test_a_deviation_below_double_precision_is_undecided():
     verdict = check_consistency(margin, THREE, tolerance=1e-14)
     assert verdict.consistent is None
     assert verdict.witness is None
-    assert "too little for a witness" in verdict.reason
     assert "undecided" in str(verdict)
 
 
@@ -307,17 +288,10 @@ def test_a_verdict_has_no_truth_value():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: check_consistency("adaptive", TWO),
-            "got str; for a named loss pass margins.by_name('adaptive', prior)",
-        ),
-        (
-            lambda: check_consistency(margins.adaptive(TWO), THREE),
-            "`prior` has 3 classes but the margin 'adaptive' has 2",
-        ),
+        (lambda: check_consistency("adaptive", TWO), "got str; for a named loss pass margins"),
+        (lambda: check_consistency(margins.adaptive(TWO), THREE), "`prior` has 3 classes but"),
     ],
 )
 def test_bad_input(call, message):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=message):
         call()
-    assert message in str(caught.value)

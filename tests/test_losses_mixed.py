@@ -84,13 +84,7 @@ def test_the_threshold_form_has_one_draw_for_both_labels():
     torch.testing.assert_close(loss.mixed(LOGITS, FIRST, SECOND, SHARE), expected)
 
 
-@pytest.mark.parametrize(
-    ("share", "message"),
-    [
-        (FIRST, r"`share` must be a number in \[0, 1\], .*; got torch.int64"),
-        (1.5, r"`share` must lie in \[0, 1\]; got 1.5"),
-    ],
-)
-def test_bad_shares_are_refused(share, message):
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize("share", [FIRST, 1.5], ids=["integers", "above 1"])
+def test_bad_shares_are_refused(share):
+    with pytest.raises(InputError, match="`share` must"):
         losses.LogitAdjustedLoss(PRIOR).mixed(LOGITS, FIRST, SECOND, share)

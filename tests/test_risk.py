@@ -99,13 +99,8 @@ MARGIN = margins.softmax(ClassPrior.uniform(3))
     [
         (lambda: risk.link(MARGIN, [0.5, 0.5, 0.0]), "`eta` must be positive"),
         (lambda: risk.link(MARGIN, [0.5, 0.4, 0.3]), "each row of `eta` must sum to 1"),
-        (
-            lambda: risk.inverse_link(Margin.from_matrix(np.eye(3)), [0.0, -2000.0, 2000.0]),
-            "more than double precision can hold",
-        ),
     ],
 )
 def test_bad_input(call, message):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=message):
         call()
-    assert message in str(caught.value)

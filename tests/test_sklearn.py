@@ -4,27 +4,21 @@ import numpy as np
 import pytest
 from scipy import sparse
 from scipy.special import softmax
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import clone
 from sklearn.datasets import load_wine
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
-from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, make_scorer
+from sklearn.metrics import f1_score, log_loss
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.naive_bayes import GaussianNB
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
-from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from longtail import ClassPrior, InputError, adjust_logits
-from longtail.sklearn import (
-    LogitAdjustedClassifier,
-    LogitAdjustedClassifierCV,
-)
+from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
 
 BOTH = [LogitAdjustedClassifier, LogitAdjustedClassifierCV]
 pytestmark = pytest.mark.filterwarnings("ignore::longtail.sklearn.FewExamplesWarning")
@@ -117,13 +111,8 @@ def test_margins_of_many_classes_are_taken_as_logits():
 
 @pytest.mark.parametrize(
     "target",
-    [
-        ClassPrior.from_probs([0.2, 0.3, 0.5]),
-        [0.2, 0.3, 0.5],
-        {"c": 0.5, "a": 0.2, "b": 0.3},
-        "train",
-    ],
-    ids=["ClassPrior", "array", "dict", "train"],
+    [ClassPrior.from_probs([0.2, 0.3, 0.5]), {"c": 0.5, "a": 0.2, "b": 0.3}, "train"],
+    ids=["ClassPrior", "dict", "train"],
 )
 def test_target_priors_replace_the_training_prior(target):
     X, y = long_tailed()
@@ -136,13 +125,7 @@ def test_target_priors_replace_the_training_prior(target):
 
 @pytest.mark.parametrize(
     "prior",
-    [
-        ClassPrior.from_counts([5, 3, 2]),
-        [0.5, 0.3, 0.2],
-        [50, 30, 20],
-        {"c": 0.2, "a": 0.5, "b": 0.3},
-        {"b": 3, "a": 5, "c": 2},
-    ],
+    [ClassPrior.from_counts([5, 3, 2]), [0.5, 0.3, 0.2], [50, 30, 20], {"b": 3, "a": 5, "c": 2}],
     ids=str,
 )
 def test_a_given_prior_is_used_instead_of_the_labels(prior):
@@ -195,25 +178,17 @@ def test_weights_of_classes_change_nothing_where_only_the_prior_is_learnt_from_t
         np.testing.assert_allclose(model.predict_proba(X), alone, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        make_pipeline(StandardScaler(), LogisticRegression()),
-        GridSearchCV(make_pipeline(LogisticRegression()), {"memory": [None]}, cv=2),
-    ],
-    ids=["pipeline", "search"],
-)
-def test_weights_of_classes_reach_the_classifier_inside(estimator):
+def test_weights_of_classes_reach_the_classifier_inside():
     X, y = long_tailed()
-    model = LogitAdjustedClassifier(estimator, tau=0.0, reweight=1.0).fit(X, y)
-    inner = clone(estimator)
     balanced = LogisticRegression(class_weight="balanced")
-    if isinstance(inner, GridSearchCV):
-        inner.estimator.steps[-1] = ("logisticregression", balanced)
-    else:
-        inner.steps[-1] = ("logisticregression", balanced)
-    expected = inner.fit(X, y).predict_proba(X)
-    np.testing.assert_allclose(model.estimator_.predict_proba(X), expected, atol=1e-6)
+    for wrap in (
+        lambda model: make_pipeline(StandardScaler(), model),
+        lambda model: GridSearchCV(make_pipeline(model), {"memory": [None]}, cv=2),
+    ):
+        model = LogitAdjustedClassifier(wrap(LogisticRegression()), tau=0.0, reweight=1.0)
+        found = model.fit(X, y).estimator_.predict_proba(X)
+        expected = wrap(balanced).fit(X, y).predict_proba(X)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 # ------------------------------------------------------------------ other class frequencies
@@ -318,14 +293,6 @@ def test_tau_is_the_exact_maximiser_of_the_pooled_balanced_accuracy():
     np.testing.assert_allclose(model.predict_proba(X), fixed.predict_proba(X), atol=1e-12)
 
 
-def test_votes_that_are_equal_make_no_tau_better_than_the_chosen_one():
-    for seed in range(3):
-        X, y = long_tailed(sizes=(40, 38, 36), seed=seed)
-        model = LogitAdjustedClassifierCV(KNeighborsClassifier(2)).fit(X, y)
-        assert model.best_score_ >= 1 - model.tau_curve_.exact(0.0) - 1e-12
-        assert model.best_score_ == pytest.approx(1 - model.tau_curve_.exact(model.best_tau_))
-
-
 def test_a_grid_restricts_the_exact_choice():
     X, y = long_tailed(sizes=(60, 20, 6))
     exact = LogitAdjustedClassifierCV(LogisticRegression(), cv=4).fit(X, y).tau_curve_.exact
@@ -387,13 +354,9 @@ def macro_f1_of_the_first_half(estimator, X, y):
     [
         ("f1_macro", lambda y, model, X: f1_score(y, model.predict(X), average="macro")),
         ("neg_log_loss", lambda y, model, X: -log_loss(y, model.predict_proba(X))),
-        (
-            make_scorer(balanced_accuracy_score),
-            lambda y, m, X: balanced_accuracy_score(y, m.predict(X)),
-        ),
         (macro_f1_of_the_first_half, lambda y, m, X: macro_f1_of_the_first_half(m, X, y)),
     ],
-    ids=["f1_macro", "neg_log_loss", "scorer", "callable on some rows"],
+    ids=["f1_macro", "neg_log_loss", "callable on some rows"],
 )
 def test_other_scores_are_averaged_over_the_splits_on_a_grid(scoring, score):
     X, y = long_tailed(sizes=(60, 20, 10))
@@ -464,11 +427,6 @@ def test_many_jobs_find_what_one_finds():
         LogitAdjustedClassifierCV(GaussianNB(), n_jobs=jobs).fit(X, y) for jobs in (None, 2)
     )
     assert one.best_tau_ == two.best_tau_
-    fitted = GaussianNB().fit(*long_tailed(1))
-    tuned = LogitAdjustedClassifierCV(fitted, cv="prefit", refit=False, n_jobs=2).fit(X, y)
-    assert tuned.estimator_ is fitted
-    model = LogitAdjustedClassifierCV(GaussianNB(), prior="effective", n_jobs=2).fit(X, y)
-    assert model.prior_.num_classes == 3
 
 
 # ------------------------------------------------------------------ sample weights
@@ -517,19 +475,6 @@ def test_pipelines_work_inside_and_outside():
     weight = np.where(y == 0, 2.0, 1.0)
     outside.fit(X, y, logitadjustedclassifier__sample_weight=weight)
     assert outside[-1].prior_.counts.tolist() == [118, 71, 48]
-
-
-def test_grid_search_reaches_tau_and_the_inner_estimator():
-    X, y = long_tailed()
-    search = GridSearchCV(
-        LogitAdjustedClassifier(LogisticRegression()),
-        {"tau": [0.0, 1.0], "estimator__C": [0.1, 1.0], "target": ["balanced", "train"]},
-        scoring="balanced_accuracy",
-        cv=3,
-        error_score="raise",
-    ).fit(X, y)
-    assert search.best_params_["tau"] == 1.0
-    assert search.best_params_["target"] == "balanced"
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -596,24 +541,6 @@ def test_a_frozen_estimator_is_adjusted_as_it_is():
     np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-12)
 
 
-def test_bad_input_for_a_fitted_estimator_is_refused():
-    X, y = long_tailed(sizes=(60, 20, 10))
-    fitted = LogisticRegression().fit(*long_tailed(1, (60, 20, 10)))
-
-    def tune(X, y, estimator=fitted, **settings):
-        LogitAdjustedClassifierCV(estimator, cv="prefit", **settings).fit(X, y)
-
-    with pytest.raises(NotFittedError):
-        tune(X, y, estimator=LogisticRegression())
-    with pytest.raises(InputError, match="classes that the estimator was not trained on: 3"):
-        tune(X, np.where(y == 2, 3, y))
-    with pytest.raises(InputError, match=r"class\(es\) 2 of the estimator have no example there"):
-        tune(X[y < 2], y[y < 2])
-    prior = ClassPrior.from_counts([60, 20, 10])
-    with pytest.raises(InputError, match=r"class\(es\) 2 have none"):
-        tune(X[y < 2], y[y < 2], prior=prior)
-
-
 # ------------------------------------------------------------------ bad input
 
 
@@ -632,11 +559,8 @@ class Unfit(GaussianNB):
         ({"reweight": "half"}, "`reweight` must be a number"),
         ({"prior": "uniform"}, "`prior` must be one of 'train', 'effective'"),
         ({"prior": [0.5, 0.5]}, "`prior` must have one value per class, 3; it has 2"),
-        ({"prior": [0.5, 0.3, 0.1]}, "`prior` must sum to 1"),
-        ({"prior": "effective", "target": [0.9, 0.2, 0.1]}, "`target` must sum to 1"),
-        ({"target": "uniform"}, "`target` must be one of 'balanced', 'train'"),
+        ({"target": [0.9, 0.2, 0.1]}, "`target` must sum to 1"),
         ({"target": {0: 0.5, 1: 0.5}}, "lacking: 2"),
-        ({"costs": [1, 2, 0]}, "class 2 has 0"),
         ({"costs": np.ones((3, 2))}, r"shape \(3, 3\)"),
     ],
     ids=str,
@@ -666,53 +590,46 @@ def test_estimators_without_the_scores_are_refused(kind, estimator, settings, me
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scoring": balanced_accuracy_score}, "make_scorer"),
+        ({"scoring": f1_score}, "make_scorer"),
         ({"target": [0.6, 0.3, 0.1]}, "pass scoring='target'"),
         ({"tau_grid": [0.0, np.nan]}, "`tau_grid` must be finite"),
         ({"cv": 3, "refit": False}, "`cv` makes 3; pass refit=True"),
         ({"scoring": lambda estimator, X, y: np.nan}, "the scorer gave NaN"),
     ],
-    ids=lambda value: None if isinstance(value, dict) else value[:30],
 )
 def test_bad_settings_of_the_choice_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         LogitAdjustedClassifierCV(LogisticRegression(), **settings).fit(*long_tailed())
 
 
-def test_splits_that_cannot_serve_are_refused():
+def test_held_out_classes_that_cannot_be_judged_are_refused():
     X, y = long_tailed()
-    order = np.argsort(y)
+    fitted, order = LogisticRegression().fit(X, y), np.argsort(y)
+    tuned = LogitAdjustedClassifierCV(fitted, cv="prefit")
+    with pytest.raises(InputError, match="classes that the estimator was not trained on: 3"):
+        tuned.fit(X, np.where(y == 2, 3, y))
+    with pytest.raises(InputError, match=r"class\(es\) 2 of the estimator have no example there"):
+        tuned.fit(X[y < 2], y[y < 2])
+    one_split = LogitAdjustedClassifierCV(LogisticRegression(), cv=[(order[:150], order[150:])])
     with pytest.raises(InputError, match=r"class\(es\) 0 have none"):
-        LogitAdjustedClassifierCV(LogisticRegression(), cv=[(order[:150], order[150:])]).fit(X, y)
+        one_split.fit(X, y)
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_bad_labels_and_weights_are_refused(kind):
+def test_one_class_is_refused(kind):
     X, y = long_tailed()
-    with pytest.raises(InputError, match="at least two classes, but only one class"):
-        kind(GaussianNB()).fit(X, np.zeros(len(y), dtype=int))
     with pytest.raises(InputError, match="only one class has examples with positive weight"):
         kind(GaussianNB()).fit(X, y, sample_weight=(y == 1))
-    with pytest.raises(ValueError, match="NaN"):
-        kind(GaussianNB()).fit(X, np.where(y == 2, np.nan, y))
-    with pytest.raises(TypeError, match="sample_weight"):
-        kind(KNeighborsClassifier()).fit(X, y, sample_weight=np.ones(len(y)))
 
 
 # ------------------------------------------------------------------ reading scores
 
-VOTERS = [
-    RandomForestClassifier(20, random_state=0),
-    DecisionTreeClassifier(random_state=0),
-    make_pipeline(StandardScaler(), KNeighborsClassifier(3)),
-]
-
 
 @pytest.mark.parametrize("tau", [1.0, 4.0])
-@pytest.mark.parametrize("estimator", VOTERS, ids=lambda e: type(e).__name__)
-def test_a_class_without_a_vote_never_wins(estimator, tau):
+def test_a_class_without_a_vote_never_wins(tau):
     (X, y), (X_rest, _) = long_tailed(), long_tailed(1)
-    model = LogitAdjustedClassifier(estimator, tau=tau).fit(X, y)
+    forest = RandomForestClassifier(20, random_state=0)
+    model = LogitAdjustedClassifier(forest, tau=tau).fit(X, y)
     plain, chosen = model.estimator_.predict_proba(X_rest), model.predict(X_rest)
     assert (plain == 0).any()
     assert (plain[np.arange(len(plain)), chosen] > 0).all()
@@ -725,32 +642,27 @@ def test_a_class_without_a_vote_never_wins(estimator, tau):
     assert np.isfinite(model.predict_log_proba(X_rest)).all()
 
 
-class Rough(ClassifierMixin, BaseEstimator):
-    """Probabilities in half precision, as networks on a GPU give them."""
+class HalfPrecision(LogisticRegression):
+    """Probabilities as networks on a GPU give them."""
 
-    def __init__(self, factor=1.0):
-        self.factor = factor
-
-    def fit(self, X, y):
-        self.model_ = LogisticRegression().fit(X, y)
-        self.classes_ = self.model_.classes_
-        return self
+    share = 1.0
 
     def predict_proba(self, X):
-        return (self.factor * self.model_.predict_proba(X)).astype(np.float16)
+        return (self.share * super().predict_proba(X)).astype(np.float16)
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_half_precision_is_taken_if_it_adds_up(kind):
+def test_half_precision_is_taken_if_it_adds_up(kind, monkeypatch):
     X, y = long_tailed()
-    rough, exact = (kind(one).fit(X, y) for one in (Rough(), LogisticRegression()))
+    rough, exact = (kind(one).fit(X, y) for one in (HalfPrecision(), LogisticRegression()))
     assert rough.predict_proba(X).dtype == np.float64
     assert np.mean(rough.predict(X) == exact.predict(X)) > 0.9
+    monkeypatch.setattr(HalfPrecision, "share", 0.9)
     with pytest.raises(InputError, match=r"`estimator.predict_proba\(X\)` must sum to 1"):
-        kind(Rough(0.9)).fit(X, y).predict(X)
+        rough.predict(X)
 
 
-class InItsOwnOrder(Rough):
+class InItsOwnOrder(LogisticRegression):
     def fit(self, X, y):
         super().fit(X, y)
         self.classes_ = self.classes_[::-1]
@@ -758,9 +670,6 @@ class InItsOwnOrder(Rough):
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("frozen", [False, True])
-def test_classes_in_another_order_are_refused(kind, frozen):
-    X, y = long_tailed()
-    estimator = FrozenEstimator(InItsOwnOrder().fit(X, y)) if frozen else InItsOwnOrder()
-    with pytest.raises(InputError, match=r"classes_ must be sorted.*InItsOwnOrder has 2, 1, 0"):
-        kind(estimator).fit(X, y)
+def test_classes_in_another_order_are_refused(kind):
+    with pytest.raises(InputError, match="classes_ must be sorted"):
+        kind(InItsOwnOrder()).fit(*long_tailed())

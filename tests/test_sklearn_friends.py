@@ -160,8 +160,6 @@ def test_retargeting_keeps_the_other_settings():
     np.testing.assert_array_equal(model.retarget().predict(X), model.predict(X))
     without = LogitAdjustedClassifier(GaussianNB(), tau=0.7).fit(X, y)
     np.testing.assert_array_equal(model.retarget(costs=None).predict(X), without.predict(X))
-    with pytest.raises(InputError, match="`target` must be one of"):
-        model.retarget(target="uniform")
 
 
 # ------------------------------------------------------------------ what is known of the choice
@@ -174,13 +172,8 @@ def test_the_choice_comes_with_its_interval():
         model = LogitAdjustedClassifierCV(LogisticRegression()).fit(X, y)
     low, high = model.best_tau_interval_
     assert low < model.best_tau_ < high
-    text = repr(model.tau_curve_)
-    assert "\n" not in text
-    assert len(text) < 100
-    assert f"tau={model.best_tau_:.3g}, interval=({low:.3g}, {high:.3g})" in text
     grid = LogitAdjustedClassifierCV(LogisticRegression(), scoring="f1_macro").fit(X, y)
     assert grid.best_tau_interval_ is None
-    assert repr(grid.tau_curve_).endswith("points=81)")
     exact = LogitAdjustedClassifierCV(LogisticRegression(), select="minimum").fit(X, y)
     assert exact.best_tau_ == model.tau_curve_.exact.minimizer()[0]
     assert exact.best_score_ >= model.best_score_
@@ -208,8 +201,6 @@ def silent():
 @pytest.mark.parametrize(
     "estimator",
     [
-        RidgeClassifier(),
-        LinearSVC(),
         make_pipeline(StandardScaler(), LinearSVC()),
         GridSearchCV(RidgeClassifier(), {"alpha": [0.1, 1.0]}, cv=2),
         FrozenEstimator(RidgeClassifier().fit(*long_tailed(1))),
@@ -218,67 +209,27 @@ def silent():
 )
 def test_tau_one_on_margins_says_so(estimator):
     X, y = long_tailed()
-    message = r"margins.*LogitAdjustedClassifierCV.*CalibratedClassifier"
-    with pytest.warns(FixedTauOnMarginsWarning, match=message) as caught:
+    with pytest.warns(FixedTauOnMarginsWarning, match="LogitAdjustedClassifierCV") as caught:
         LogitAdjustedClassifier(estimator).fit(X, y)
     assert [one.filename for one in caught] == [__file__]
-    with pytest.warns(FixedTauOnMarginsWarning):
-        LogitAdjustedClassifier(estimator, response_method="decision_function").fit(X, y)
-
-
-@pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize(
-    "model",
-    [
-        LogitAdjustedClassifierCV(RidgeClassifier()),
-        LogitAdjustedClassifier(CalibratedClassifierCV(LinearSVC(), cv=2)),
-        # Log-odds, since it has probabilities; and margins whose tau somebody has chosen.
-        LogitAdjustedClassifier(LogisticRegression(), response_method="decision_function"),
-        LogitAdjustedClassifier(RidgeClassifier(), tau=0.2),
-        LogitAdjustedClassifier(RidgeClassifier(), tau=0),
-        LogitAdjustedClassifier(RidgeClassifier(), target="train"),
-    ],
-    ids=["CV", "calibrated", "log-odds", "tau chosen", "tau 0", "nothing to adjust"],
-)
-def test_calibrated_or_tuned_margins_are_silent(model):
-    model.fit(*long_tailed())
 
 
 # ------------------------------------------------------------------ frozen and balanced
 
 
-def balanced_rows(X, y, each=10):
-    index = np.concatenate([np.flatnonzero(y == k)[:each] for k in np.unique(y)])
-    return X[index], y[index]
-
-
-def test_a_frozen_estimator_and_balanced_labels_are_refused():
-    fitted = LogisticRegression().fit(*long_tailed())
-    X, y = balanced_rows(*long_tailed(1))
-    message = r"the prior is uniform.*prior=ClassPrior\.from_counts"
-    with pytest.raises(InputError, match=message):
-        LogitAdjustedClassifier(FrozenEstimator(fitted)).fit(X, y)
-    weight = np.full(len(y), 0.5)
-    with pytest.raises(InputError, match=message):
-        LogitAdjustedClassifier(FrozenEstimator(fitted)).fit(X, y, sample_weight=weight)
-
-
-@pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_a_frozen_estimator_and_balanced_labels_need_a_prior_or_an_aim(silent):
+    frozen = FrozenEstimator(LogisticRegression().fit(*long_tailed()))
+    X, y = long_tailed(1, sizes=(10, 10, 10))
+    with pytest.raises(InputError, match=r"the prior is uniform.*prior=ClassPrior\.from_counts"):
+        LogitAdjustedClassifier(frozen).fit(X, y)
+    for meant in (
         {"prior": ClassPrior.from_counts([120, 40, 12])},
         {"prior": "effective"},
         {"prior": ClassPrior.uniform(3)},  # said, not counted
         {"target": [0.2, 0.3, 0.5]},
         {"costs": [1.0, 2.0, 3.0]},
-    ],
-    ids=["its prior", "effective", "uniform", "target", "costs"],
-)
-def test_balanced_labels_serve_where_something_is_meant(settings):
-    fitted = LogisticRegression().fit(*long_tailed())
-    X, y = balanced_rows(*long_tailed(1))
-    LogitAdjustedClassifier(FrozenEstimator(fitted), **settings).fit(X, y)
+    ):
+        LogitAdjustedClassifier(frozen, **meant).fit(X, y)
 
 
 # ------------------------------------------------------------------ classes too small to judge
@@ -309,12 +260,6 @@ def test_two_examples_are_judged_whatever_the_number_of_folds():
         assert model.tau_curve_.exact.per_class(4.0)[2] == 0.0
 
 
-def test_folds_without_a_class_are_told_where_scores_are_averaged_over_them():
-    X, y = long_tailed(sizes=(80, 30, 3))
-    with pytest.warns(UserWarning, match="The least populated class in y has only 3 members"):
-        LogitAdjustedClassifierCV(LogisticRegression(), scoring="f1_macro").fit(X, y)
-
-
 # ------------------------------------------------------------------ rare classes favoured twice
 
 EVEN = [1 / 3] * 3
@@ -326,15 +271,11 @@ WEIGHTED = LogisticRegression(class_weight="balanced")
     [
         (WEIGHTED, "class_weight='balanced'"),
         (
-            make_pipeline(StandardScaler(), LogitAdjustedClassifier(LogisticRegression())),
-            "LogitAdjustedClassifier",
-        ),
-        (
             FrozenEstimator(LogitAdjustedClassifier(LogisticRegression()).fit(*long_tailed(1))),
             "LogitAdjustedClassifier",
         ),
     ],
-    ids=["weights", "adjusted", "frozen"],
+    ids=["weights", "adjusted"],
 )
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_classifier_that_favours_rare_classes_itself_is_told_of(kind, estimator, told):
@@ -345,24 +286,21 @@ def test_a_classifier_that_favours_rare_classes_itself_is_told_of(kind, estimato
     assert __file__ in [one.filename for one in caught]
 
 
-@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize(
     "model",
     [
-        # Calibration learns the frequencies of the labels again.
-        LogitAdjustedClassifier(CalibratedClassifierCV(WEIGHTED, cv=2)),
-        LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior=[0.3, 0.3, 0.4]),
+        LogitAdjustedClassifierCV(RidgeClassifier()),
+        LogitAdjustedClassifier(CalibratedClassifierCV(LinearSVC(), cv=2)),
+        # Log-odds, since it has probabilities; and margins whose tau somebody has chosen.
+        LogitAdjustedClassifier(LogisticRegression(), response_method="decision_function"),
+        LogitAdjustedClassifier(RidgeClassifier(), tau=0.2),
+        LogitAdjustedClassifier(RidgeClassifier(), target="train"),
         LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior="effective"),
-        LogitAdjustedClassifier(WEIGHTED, tau=0),
-        # Little may be left to correct, and tau = -1 is the way back to the labels' frequencies.
-        LogitAdjustedClassifier(WEIGHTED, tau=0.2),
-        LogitAdjustedClassifier(GaussianNB(priors=EVEN), tau=-1),
         LogitAdjustedClassifier(LogitAdjustedClassifier(LogisticRegression(), tau=0)),
-        LogitAdjustedClassifierCV(LogisticRegression(), cv=2),
     ],
-    ids=lambda model: str(model.estimator).split("(")[0],
+    ids=["CV", "calibrated", "log-odds", "tau", "target", "effective", "tau 0 inside"],
 )
-def test_no_warning_where_rare_classes_are_favoured_once(model):
+def test_no_warning_where_nothing_is_wrong(model, silent):
     model.fit(*long_tailed())
 
 
@@ -411,10 +349,7 @@ def test_an_exact_curve_is_drawn_in_steps(pyplot):
     x, y = display.line_.get_data()
     np.testing.assert_array_equal(x, model.tau_curve_.exact.breakpoints)
     np.testing.assert_array_equal(y[:-1], 1 - model.tau_curve_.exact.values)
-    assert display.line_.get_drawstyle() == "steps-post"
-    assert display.line_.get_color() == "C3"
-    texts = [text.get_text() for text in display.ax_.get_legend().get_texts()]
-    assert texts == ["wine", f"chosen: tau = {model.best_tau_:.2f}"]
+    assert (display.line_.get_drawstyle(), display.line_.get_color()) == ("steps-post", "C3")
     assert display.ax_.get_ylabel() == "held-out balanced accuracy"
 
 
@@ -431,8 +366,6 @@ def test_a_grid_is_drawn_on_given_axes(pyplot):
 def test_only_a_fitted_choice_has_a_curve():
     with pytest.raises(NotFittedError):
         TauCurveDisplay.from_estimator(LogitAdjustedClassifierCV(GaussianNB()))
-    with pytest.raises(NotFittedError):
-        TauCurveDisplay.from_estimator(LogitAdjustedClassifier(GaussianNB()).fit(*long_tailed()))
 
 
 # ------------------------------------------------------------------ metadata routing
@@ -463,19 +396,13 @@ def logistic(asks):
     ("estimator", "given", "counts"),
     [
         (logistic("w"), "w", True),
-        (make_pipeline(scaler(), logistic("w")), "w", True),
         (make_pipeline(scaler(), make_pipeline(scaler(), logistic("w"))), "w", True),
-        (
-            GridSearchCV(make_pipeline(scaler(), logistic("w")), {"memory": [None]}, cv=2),
-            "w",
-            True,
-        ),
-        (make_pipeline(scaler(asks=True), logistic(True)), "sample_weight", True),
+        (GridSearchCV(make_pipeline(scaler(), logistic("w")), {"memory": [None]}, cv=2), "w", True),
         (BaggingClassifier(LogisticRegression(), 3, random_state=0), "sample_weight", True),
         (make_pipeline(scaler(asks=True), logistic(False)), "sample_weight", False),
         (logistic(False), "sample_weight", False),
     ],
-    ids=["alone", "pipeline", "nested", "search", "both", "bagging", "scaler alone", "deaf"],
+    ids=["alone", "nested", "search", "bagging", "scaler alone", "deaf"],
 )
 def test_the_prior_is_that_of_the_weights_that_the_classifier_sees(kind, estimator, given, counts):
     X, y = long_tailed()
@@ -498,7 +425,5 @@ def test_weights_and_groups_reach_splitter_and_scorer():
         direct = LogitAdjustedClassifierCV(GaussianNB(), cv=splits, scoring=scorer)
         direct.fit(X, y, sample_weight=weight)
     np.testing.assert_allclose(routed.tau_curve_.scores, direct.tau_curve_.scores)
-    with pytest.raises(Exception, match="sample_weight"):
-        LogitAdjustedClassifier(GaussianNB()).fit(X, y, sample_weight=weight)
     model = LogitAdjustedClassifier(make_pipeline(scaler(), logistic("w")))
     assert model.fit(X, y, w=(y != 1) * 1.0).classes_.tolist() == [0, 2]  # zero is absence

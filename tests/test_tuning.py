@@ -16,17 +16,11 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from longtail import ClassPrior, InputError, balanced_error, tune_tau
 from longtail.posthoc import adjust_logits, adjustment, normalize_weights
 from longtail.predictions.estimates import estimate
-from longtail.tuning import (
-    TauCurve,
-    TauIntervals,
-    tune_from_intervals,
-    tune_normalization,
-)
+from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals, tune_normalization
 from longtail.tuning import _exact as exact
 from oracles import shares_by_hand
 
@@ -200,23 +194,6 @@ def two_classes(until, since):
     return np.stack([margins, np.zeros(len(margins))], axis=1), target
 
 
-@pytest.mark.parametrize(
-    ("until", "since", "tau"),
-    [
-        ([0.5, 1.5, 3.5], [0.2, 0.9, 3.0], 1.2),  # three best cells, the second holds 1
-        ([0.5, 1.6], [0.2, 1.4], 1.5),  # two, 0.5 below 1 and 0.4 above
-        ([0.7, 1.6], [0.2, 1.4], 0.45),  # 0.3 below and 0.4 above
-    ],
-)
-def test_of_best_cells_the_nearest_to_one_is_taken(until, since, tau):
-    logits, target = two_classes(until, since)
-    result = minimum(logits, target, ODDS)
-    # From cell to cell one example is won, or one lost.
-    wins = len(until) + np.tile([0, 1], len(until) + 1)[:-1]
-    np.testing.assert_allclose(result.curve.values, 1 - wins / len(target))
-    assert result.tau == pytest.approx(tau)
-
-
 def test_zero_alone_is_chosen_where_it_is_better_than_every_cell():
     # Equal logits go to the lowest index at tau = 0, and to the rarest class right behind it.
     logits, target = two_classes([0.0, 0.0, 9.0], [-9.0, -9.0, -9.0])
@@ -257,16 +234,6 @@ def test_where_no_tau_changes_anything_there_is_nothing_to_tune(options):
     # A curve may be asked for all the same.
     parts = intervals(logits, target, ClassPrior.uniform(5))
     assert tune_from_intervals(parts, n_bootstrap=0, select="minimum").interval == (0.0, 4.0)
-
-
-def test_class_order_is_a_matter_of_names():
-    logits, target, prior = long_tailed()
-    plain = minimum(logits, target, prior).curve
-    for order in (np.arange(5)[::-1], np.array([3, 0, 4, 1, 2])):
-        reordered = ClassPrior.from_counts(prior.counts[order])
-        other = minimum(logits[:, order], np.argsort(order)[target], reordered).curve
-        np.testing.assert_array_equal(other.breakpoints, plain.breakpoints)
-        np.testing.assert_allclose(other.values, plain.values, atol=1e-14)
 
 
 @pytest.mark.parametrize("examples", [3, 57, 3003])
@@ -422,15 +389,6 @@ def test_tau_is_the_mean_of_resampled_ones_and_the_interval_their_quantiles():
             ends = [np.quantile(taus, q) for q in (0.025, 0.975)]
             wide = min(ends[0], result.interval[0]), max(ends[1], result.interval[1])
             assert result.confidence == pytest.approx(wide)
-    brute, rng = [], np.random.default_rng(2)
-    for _ in range(500):
-        mine = [np.flatnonzero(target == y) for y in range(3)]
-        rows = np.concatenate([rng.choice(some, len(some)) for some in mine])
-        brute.append(minimum(logits[rows], target[rows], prior).tau)
-    # Where gain and loss cancel within a replicate brute force cuts a plateau in two, so the
-    # two laws agree up to a hair.
-    assert taus.std() > 0.01
-    assert stats.ks_2samp(taus, brute).statistic < 0.12
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -466,35 +424,6 @@ def test_each_replicate_is_brute_force_on_the_examples_drawn(weighted, seed):
     assert several or weighted
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_classes_of_few_examples_are_drawn_together(weighted):
-    """By the formula: their examples are drawn from all of theirs, each with its class's share."""
-    counts = np.array([40, 30, 9, 9, 9, 1, 1, 1])
-    prior, target = ClassPrior.from_counts(10 * counts), np.repeat(np.arange(8), counts)
-    weight = np.ones(100)
-    if weighted:  # within classes and between them
-        weight = np.exp(3 * np.random.default_rng(3).normal(size=100)) * (1 + target)
-    logits = np.random.default_rng(0).normal(size=(len(target), 8)) + 2 * np.eye(8)[target]
-    logits += prior.log_probs
-    ours = tune_tau(logits, target, prior, sample_weight=weight, random_state=1).resampled
-    taus = np.linspace(0.0, 4.0, 4001)
-    right = np.array([adjust_logits(logits, prior, tau=t).argmax(axis=1) == target for t in taus])
-    share = weight / 8 / np.bincount(target, weights=weight)[target]
-    small = counts[target] < 10
-    pools = [small, *(target == y for y in range(8) if counts[y] >= 10)]
-    rng, brute = np.random.default_rng(2), []
-    for _ in range(1000):
-        total = np.zeros(len(taus))
-        for pool in pools:
-            rows = rng.choice(np.flatnonzero(pool), pool.sum())
-            total += share[pool].sum() * right[:, rows] @ share[rows] / share[rows].sum()
-        best = np.flatnonzero(total >= total.max() - 1e-9)
-        plateaus = np.split(taus[best], np.flatnonzero(np.diff(best) > 1) + 1)
-        brute.append(min(plateaus, key=lambda some: abs(some - 1).min()).mean())
-    assert ours.std() == pytest.approx(np.std(brute), rel=0.1)
-    assert stats.ks_2samp(ours.round(2), np.round(brute, 2)).statistic < 0.08  # as fine as the grid
-
-
 def test_whole_weights_are_repetition_in_resampling_too():
     logits, target, prior = long_tailed(90)
     weight = np.random.default_rng(0).integers(1, 4, 90)
@@ -504,7 +433,7 @@ def test_whole_weights_are_repetition_in_resampling_too():
     np.testing.assert_allclose(one.resampled, two.resampled)
 
 
-@pytest.mark.parametrize("each", [1, 2, 6])
+@pytest.mark.parametrize("each", [1, 6])
 def test_intervals_hold_the_best_tau_though_no_class_has_many_examples(each):
     """Exact logits of Gaussian classes, of which tau = 1 is the best: 95% of them should.
 
@@ -603,18 +532,14 @@ def test_the_standard_error_of_many_examples_is_the_usual_one_and_of_few_that_of
 def test_intervals_narrow_with_more_examples_and_repeat_with_the_seed():
     widths = []
     for examples in (100, 20_000):
-        logits, target, prior = long_tailed(examples)
-        result = tune_tau(logits, target, prior)
-        assert result.confidence == tune_tau(logits, target, prior).confidence
-        assert result.confidence != tune_tau(logits, target, prior, random_state=1).confidence
-        low, high = result.confidence
-        assert low <= result.tau <= high
-        narrow = tune_tau(logits, target, prior, confidence=0.5).confidence
+        problem = long_tailed(examples)
+        low, high = tune_tau(*problem).confidence
+        assert (low, high) == tune_tau(*problem).confidence
+        assert (low, high) != tune_tau(*problem, random_state=1).confidence
+        narrow = tune_tau(*problem, confidence=0.5).confidence
         assert low <= narrow[0] < narrow[1] <= high
         widths.append(high - low)
     assert widths[1] < widths[0] / 2
-    rng = np.random.default_rng(0)
-    assert tune_tau(logits, target, prior, random_state=rng).confidence == result.confidence
 
 
 @pytest.mark.parametrize(
@@ -639,8 +564,6 @@ def test_few_examples_that_decide_are_told_to_narrow_the_interval(held_out, few)
     number = sum(parts) ** 2 / sum(v**2 / n for v, n in zip(parts, held_out, strict=True))
     assert result.deciding_examples == pytest.approx(number)
     assert result.few_decide == few
-    said = f"in effect {number:.0f} examples decide: the interval is likely too narrow"
-    assert (said in str(result)) == few
     # A hundred copies of no weight to speak of tell no more than those that have one.
     rows = np.concatenate([np.arange(len(target)), np.repeat(np.flatnonzero(target == 2), 100)])
     weight = np.where(np.arange(len(rows)) < len(target), 1.0, 1e-9)
@@ -673,7 +596,6 @@ def test_the_nearest_class_in_size_stands_in(missing):
         assert result.error <= expected + 1e-12
     assert np.isfinite([result.standard_error, *result.confidence]).all()
     assert np.flatnonzero(np.isnan(result.curve.per_class(0.5))).tolist() == list(missing)
-    assert ("none: the nearest in size counts for" in str(result)) == bool(missing)
     if not missing:
         assert result.tau == tune_tau(logits, target, FOUR, select="minimum").tau
 
@@ -705,13 +627,9 @@ def test_equally_near_classes_share(sizes, examples, expected):
 # --- reports ------------------------------------------------------------------------------
 
 
-def test_printing_and_json():
-    logits, target, prior = long_tailed(60, classes=10)
-    result = tune_tau(logits, target, prior)
-    text = str(result)
-    assert text.startswith(f"tau = {result.tau:.4g} (logit adjustment)\n  95% bootstrap interval")
-    assert f"± {result.standard_error:.2g} (standard error)" in text
-    assert "touches the bounds" not in text
+def test_results_are_plain_json():
+    result = tune_tau(*long_tailed(60, classes=10))
+    assert f"tau = {result.tau:.4g}" in str(result)
     plain = json.loads(json.dumps(result.to_dict(curve_points=5)))
     assert plain["tau"] == result.tau
     assert plain["counts"] == result.counts.tolist()
@@ -719,8 +637,6 @@ def test_printing_and_json():
     assert plain["curve"]["tau"] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert plain["curve"]["error"] == [result.error_at(t) for t in plain["curve"]["tau"]]
     assert "curve" not in result.to_dict()
-    assert repr(result.curve).startswith("TauCurve(cells=")
-    assert repr(result.curve.intervals).startswith("TauIntervals(examples=60")
 
 
 def test_every_tau_may_be_as_good_for_these_examples():
@@ -728,7 +644,6 @@ def test_every_tau_may_be_as_good_for_these_examples():
     result = tune_tau(np.array([[90.0, 0.0], [0.0, 90.0]]), [0, 1], prior)
     assert result.interval == (0.0, 4.0)
     assert result.confidence == (0.0, 4.0)  # though resampling finds the middle every time
-    assert "every tau within the bounds (0.0, 4.0) is equally good" in str(result)
 
 
 def test_a_best_tau_at_the_bounds_says_so_unless_it_is_zero():
@@ -737,31 +652,22 @@ def test_a_best_tau_at_the_bounds_says_so_unless_it_is_zero():
         result = minimum(logits, target, ODDS, bounds=bounds)
         assert result.interval == pytest.approx((bounds[0], min(bounds[1], 1.0)))
         assert result.at_bound == touched
-    logits, target, prior = long_tailed(300)
-    result = tune_tau(logits, target, prior, bounds=(0.0, 0.5))
-    assert "touches the bounds (0.0, 0.5): consider wider ones" in str(result)
 
 
-WORSE = (
-    "any adjustment makes it worse; check that the counts are in the order of the score columns, "
-    "and that the logits were not adjusted already"
-)
+def doubted(result):
+    """Whether a best tau of zero is laid to counts in another order or adjusted logits."""
+    return any("any adjustment makes it worse" in doubt for doubt in result.doubts)
 
 
 def test_a_best_tau_of_zero_names_the_likely_causes():
     logits, target, prior = long_tailed(300)
-    for result in (
-        tune_tau(logits, target, ClassPrior.from_counts(prior.counts[::-1])),
-        tune_tau(adjust_logits(logits, prior, tau=1.6), target, prior),
-    ):
-        assert result.doubts == [WORSE]
-        assert WORSE in " ".join(str(result).split())
-        assert max(map(len, str(result).splitlines())) <= 80
+    assert doubted(tune_tau(logits, target, ClassPrior.from_counts(prior.counts[::-1])))
+    assert doubted(tune_tau(adjust_logits(logits, prior, tau=1.6), target, prior))
     # Norms have no order of their own to mistake, and the upper bound has no such causes.
     by_norms = tune_normalization(np.exp(logits), target, norms=1.0 / prior.probs)
     assert by_norms.interval[0] == 0.0
-    assert WORSE not in by_norms.doubts
-    assert WORSE not in tune_tau(logits, target, prior, bounds=(0.0, 0.5)).doubts
+    assert not doubted(by_norms)
+    assert not doubted(tune_tau(logits, target, prior, bounds=(0.0, 0.5)))
 
 
 @pytest.mark.parametrize(("lost", "clearly"), [(2, False), (3, True)])
@@ -774,7 +680,7 @@ def test_zero_is_best_only_by_two_standard_errors(lost, clearly):
     # One class has a rate of 0.5/12 and one, with both added examples to itself, of 1/12.
     variance = (0.5 * 11.5 + 1 * 11) / 12**2 / 10 / (1 - 10 / 12**2) / 4
     assert result.standard_error == pytest.approx(np.sqrt(variance))  # 0.056
-    assert (WORSE in result.doubts) == clearly
+    assert doubted(result) == clearly
 
 
 # --- bad input ----------------------------------------------------------------------------
@@ -782,48 +688,18 @@ def test_zero_is_best_only_by_two_standard_errors(lost, clearly):
 F, Y, P = long_tailed(50)
 
 
-def broken(value, row=7, column=2):
-    logits = F.copy()
-    logits[row, column] = value
-    return logits
-
-
-NORMS = {"norms": P}
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: tune_tau(F, np.where(Y == 3, 0, Y), P),
-            "every class needs held-out examples, but 1 of 5 have none in `target`: 3; hold out at "
-            "least one of each, or let the nearest class in size count for them too: `missing='n",
-        ),
+        (lambda: tune_tau(F, np.where(Y == 3, 0, Y), P), "1 of 5 have none in `target`: 3"),
         (lambda: tune_tau(F, Y, P, sample_weight=Y != 2), "1 of 5 have none in `target`: 2"),
-        (lambda: tune_tau(broken(np.nan), Y, P), "finite, but row 7, column 2 is nan."),
-        (lambda: tune_tau(broken(-np.inf), Y, P), "is -inf; of a probability of 0 take longtail."),
-        (lambda: tune_tau(F, Y, ClassPrior.from_counts([4, 3, 2, 1])), "`prior` has 4 classes but"),
-        (lambda: tune_tau(Y, F, P), "`logits` must have shape (examples, classes)"),
-        (lambda: tune_tau(F, Y + 1, P), "if they count from 1, subtract 1 from them."),
-        (lambda: tune_tau(F, Y[:-1], P), "`logits` has 50 rows but there are 49"),
-        (
-            lambda: tune_tau(np.exp(F) / np.exp(F).sum(1, keepdims=True), Y, P),
-            "these look like probabilities; take their logarithm, longtail.posthoc.log_probs",
-        ),
-        (lambda: tune_tau(F, Y, P, criterion="f1"), "`criterion` must be one of 'balanced_error'"),
+        (lambda: tune_tau(F, Y, P, criterion="f1"), "`criterion` must be one of"),
         (lambda: tune_tau(F, Y, P, bounds=(1.0, 1.0)), "`bounds` must be a lower and a higher"),
-        (lambda: tune_tau(F, Y, P, confidence=1.0), "`confidence` must lie in (0, 1); got 1"),
         (lambda: tune_normalization(F, Y, norms=None), "weight normalization needs `norms`"),
-        (lambda: tune_normalization(F, Y, bias_mode="keep", **NORMS), "'keep' has no exact curve"),
-        (lambda: tune_normalization(F, Y, bias_mode="drop", **NORMS), "'drop' needs `bias`"),
-        (
-            lambda: tune_tau(F, Y, P, criterion="log_loss", costs=np.ones(5)),
-            "have no part in criterion='log_loss'",
-        ),
-        (
-            lambda: tune_tau(F, Y, P, criterion="log_loss", missing="nearest"),
-            "have no part in criterion='log_loss'",
-        ),
+        (lambda: tune_normalization(F, Y, norms=P, bias_mode="keep"), "'keep' has no exact curve"),
+        (lambda: tune_normalization(F, Y, norms=P, bias_mode="drop"), "'drop' needs `bias`"),
+        (lambda: tune_tau(F, Y, P, criterion="log_loss", costs=np.ones(5)), "have no part in"),
+        (lambda: tune_tau(F, Y, P, criterion="log_loss", missing="nearest"), "have no part in"),
         (lambda: tune_tau(F, Y, P, criterion="ece", bounds=(-1.0, 2.0)), "must not be negative"),
     ],
 )

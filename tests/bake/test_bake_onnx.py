@@ -1,7 +1,6 @@
 """Baked ONNX models: exports of torch, scikit-learn and tree libraries, run by onnxruntime."""
 
 import json
-import os
 
 import numpy as np
 import onnx
@@ -155,11 +154,10 @@ def test_weight_normalization(exported, tmp_path, dynamo, bias_mode):
 W = CENTRES.T.astype(np.float32)
 
 
-def network(nodes, outputs="float[] y", *, opset=17, weight=W, **constants):
+def network(nodes, outputs="float[] y", *, weight=W, **constants):
     """A model of nodes in ONNX's own notation, with inputs x of eight numbers."""
     model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : {opset}]> '
-        f"net (float[n, 8] x) => ({outputs}) {{ {nodes} }}"
+        f'<ir_version: 8, opset_import: ["" : 17]> net (float[n, 8] x) => ({outputs}) {{ {nodes} }}'
     )
     constants = {"w": weight, "b": np.ones(weight.shape[-1], np.float32)} | constants
     used = {name for node in model.graph.node for name in node.input}
@@ -205,8 +203,8 @@ def test_logits_probabilities_and_label_together():
 def test_two_classes_with_one_output():
     prior = ClassPrior.from_counts([900, 100])
     weight = W[:, :1]
-    for nodes in ("y = MatMul(x, w)", "z = MatMul(x, w) a = Constant<value_ints = [1]>() "
-                  "y = Squeeze(z, a)"):  # fmt: skip
+    squeezed = "z = MatMul(x, w) a = Constant<value_ints = [1]>() y = Squeeze(z, a)"
+    for nodes in ("y = MatMul(x, w)", squeezed):
         got = run(there_and_back(network(nodes, weight=weight), prior), x=X)[0]
         np.testing.assert_allclose(got.ravel(), F[:, 0] + np.log(9), atol=1e-5)
     got = run(there_and_back(network("z = MatMul(x, w) y = Sigmoid(z)", weight=weight), prior), x=X)
@@ -245,34 +243,24 @@ def test_what_the_graph_does_not_tell_is_named(nodes, output, wanted):
         ("y = MatMul(x, w)", {"output": "z"}, "there is no output 'z'; there is y"),
         ("y = MatMul(x, w)", {"prior": ClassPrior.from_counts([1, 2])}, "of 2 classes"),
         ("z = MatMul(x, w) y = Sigmoid(z)", {"output": "y"}, "holds neither logits nor plain"),
-        ("z = MatMul(x, w) p = Softmax(z) y = Mul(p, h)", {"output": "y"}, "holds neither logits"),
     ],
 )
 def test_bad_input(nodes, settings, message):
     with pytest.raises(InputError, match=message):
-        bake_logit_adjustment(network(nodes, h=np.float32(100)), **{"prior": PRIOR, **settings})
+        bake_logit_adjustment(network(nodes), **{"prior": PRIOR, **settings})
 
 
-@pytest.mark.parametrize(
-    ("nodes", "named"),
-    [
-        ("z = Conv(x, w, b) y = Softmax<axis = 1>(z)", {}),
-        ("z = Conv(x, w, b) p = Softmax<axis = 1>(z) y = Mean(p, p)", {"output": "y"}),
-    ],
-)
-def test_convolutions(nodes, named):
+def test_a_convolution_as_head():
     model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]> net (float[n, 8, 5, 6] x) => (float[] y) '
-        f"{{ {nodes} }}"
+        '<ir_version: 8, opset_import: ["" : 17]> net (float[n, 8, 5, 6] x) => (float[] y) '
+        "{ z = Conv(x, w, b) y = Softmax<axis = 1>(z) }"
     )
     kernel = CENTRES.astype(np.float32)[:, :, None, None]
     for name, value in {"w": kernel, "b": np.ones(3, np.float32)}.items():
         model.graph.initializer.append(numpy_helper.from_array(value, name))
     images = RANDOM.normal(size=(4, 8, 5, 6)).astype(np.float32)
-    old, got = run(model, x=images)[0], run(there_and_back(model, PRIOR, **named), x=images)[0]
-    shift = LOG_PI.reshape(-1, *[1] * (old.ndim - 2))
-    wanted = adjusted_probs(old, shift) if "Softmax" in nodes else old - shift
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    (old,), (got,) = run(model, x=images), run(there_and_back(model, PRIOR), x=images)
+    np.testing.assert_allclose(got, adjusted_probs(old, LOG_PI[:, None, None]), atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -320,9 +308,6 @@ def test_data_files_outside_the_folder_are_refused(tmp_path):
     secret.write_bytes(data)
     with pytest.raises(InputError, match="lies outside its folder"):
         bake_logit_adjustment(path, PRIOR, out=tmp_path / "b.onnx")
-    os.symlink(secret, tmp_path / "model" / "m.data")
-    with pytest.raises(InputError, match="lies outside its folder"):
-        bake_logit_adjustment(path, PRIOR, out=tmp_path / "b.onnx")
 
 
 def test_files_and_records(tmp_path):
@@ -333,7 +318,6 @@ def test_files_and_records(tmp_path):
     bake_logit_adjustment(path, PRIOR, tau=0.5, out=out)
     record = bake_record(out)
     assert (record.method, record.tau, record.where) == ("logit_adjustment", 0.5, "y")
-    assert record.how == "added to the bias of the Gemm y"
     assert record.settings == {"prior": PRIOR.probs.tolist()}
     assert bake_record(path) is None
     texts = {entry.key: entry.value for entry in onnx.load(out).metadata_props}
@@ -345,16 +329,6 @@ def test_files_and_records(tmp_path):
     changed.graph.doc_string = "changed"
     with pytest.raises(InputError, match="was changed after it was baked"):
         unbake(changed)
-    foreign = (
-        '{"format": 4, "method": "a", "tau": %s, "where": "", "how": "", "settings": {}, "undo": 1}'
-    )
-    for text in ("no JSON", "[1]", '{"format": 1}', foreign % '"x"'):
-        model.metadata_props[-1].CopyFrom(onnx.StringStringEntryProto(key=KEY, value=text))
-        with pytest.raises(InputError, match=r"a record of baking, longtail\.baked, that"):
-            bake_logit_adjustment(model, PRIOR)
-    model.metadata_props[-1].value = foreign % 1
-    with pytest.raises(InputError, match="the record of baking in the ModelProto was changed"):
-        unbake(model)
     path.write_bytes(b"no model")
     with pytest.raises(InputError, match="is not an ONNX file"):
         bake_logit_adjustment(path, PRIOR, out=tmp_path / "c.onnx")
@@ -459,10 +433,9 @@ def test_a_bias_that_another_node_uses_gets_a_copy():
     np.testing.assert_allclose(run(baked, x=X)[0], F + 2 - LOG_PI, atol=1e-5)
 
 
-@pytest.mark.parametrize("nodes", ["y = Gather<axis = 1>(z, one)", "y = ReduceMean(z, ones)"])
-def test_one_of_two_logits_is_no_margin(nodes):
-    constants = {"one": np.array(1), "ones": np.array([1])}
-    model = network(f"z = MatMul(x, w) {nodes}", weight=W[:, :2], opset=18, **constants)
+def test_one_of_two_logits_is_no_margin():
+    nodes = "z = MatMul(x, w) y = Gather<axis = 1>(z, one)"
+    model = network(nodes, weight=W[:, :2], one=np.array(1))
     with pytest.raises(InputError, match="no output is the softmax or the last linear layer of 2"):
         bake_logit_adjustment(model, ClassPrior.from_counts([9, 1]))
 

@@ -115,32 +115,22 @@ def test_weight_normalization(bias_mode):
     ("model", "settings", "message"),
     [
         (RandomForestClassifier(2), {}, "ForestClassifier is not a linear classifier .* wrap"),
-        (SGDClassifier(loss="log_loss"), {}, r"not the softmax of its decision function \(they are "
-         r"one-vs-rest\)"),
-        (LogisticRegression(), {"prior": ClassPrior.from_counts([1, 2])},
-         "the model has 3 outputs, but the adjustment is for 2 classes"),
+        (SGDClassifier(loss="log_loss"), {}, "not the softmax of its decision function"),
+        (LogisticRegression(), {"prior": ClassPrior.from_counts([1, 2])}, "is for 2 classes"),
     ],
-)  # fmt: skip
+)
 def test_bad_input(model, settings, message):
     with pytest.raises(InputError, match=message):
         bake_logit_adjustment(model.fit(X, Y), **{"prior": PRIOR, **settings})
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        LogitAdjustedClassifier(LogisticRegression()),
-        LogitAdjustedClassifierCV(LogisticRegression()),
-    ],
-    ids=lambda model: type(model).__name__,
-)
-def test_what_adjusts_a_classifier_is_not_baked_but_that_is(model):
+def test_what_adjusts_a_classifier_is_not_baked_but_that_is():
     y = (Y > 0).astype(int)
     prior = ClassPrior.from_labels(y)
-    model.fit(X, y)
+    model = LogitAdjustedClassifierCV(LogisticRegression()).fit(X, y)
     with pytest.raises(InputError, match=r"is not a linear classifier .* bake the `estimator_`"):
         bake_logit_adjustment(model, prior)
-    baked = bake_logit_adjustment(model.estimator_, prior, tau=getattr(model, "best_tau_", 1.0))
+    baked = bake_logit_adjustment(model.estimator_, prior, tau=model.best_tau_)
     np.testing.assert_array_equal(baked.predict(NEW), model.predict(NEW))
 
 
@@ -157,38 +147,22 @@ def test_not_fitted_twice_and_changed():
     baked.intercept_ += 1
     with pytest.raises(InputError, match="LogisticRegression is not baked"):
         unbake(baked)
-    with pytest.raises(InputError, match="LogisticRegression is not baked"):
-        unbake(LogisticRegression().fit(X, Y))
-
-
-def told(action, match):
-    with pytest.warns(AdjustedTwiceWarning, match=match) as caught:
-        action()
-    assert [one.filename for one in caught] == [__file__]
-
-
-def silent(action):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        action()
 
 
 def test_adjusting_what_is_baked_is_told_of():
     model = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, Y)
-    message = r"the estimator has an adjustment baked in already \(tau = 1\), .* favours the rare"
     baked = bake_logit_adjustment(model, PRIOR)
-    told(lambda: LogitAdjustedClassifier(FrozenEstimator(baked)).fit(X, Y), message)
-    for plain in (
-        FrozenEstimator(unbake(baked)),
-        FrozenEstimator(bake_logit_adjustment(model, PRIOR, tau=0.3)),
-    ):
-        silent(lambda plain=plain: LogitAdjustedClassifier(plain).fit(X, Y))
+    with pytest.warns(AdjustedTwiceWarning, match=r"baked in already \(tau = 1\)") as caught:
+        LogitAdjustedClassifier(FrozenEstimator(baked)).fit(X, Y)
+    assert [one.filename for one in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for plain in (unbake(baked), bake_logit_adjustment(model, PRIOR, tau=0.3)):
+            LogitAdjustedClassifier(FrozenEstimator(plain)).fit(X, Y)
 
 
 def test_baking_a_classifier_that_favours_rare_classes_itself_is_told_of():
     weighted = LogisticRegression(class_weight="balanced").fit(X, Y)
-    message = (
-        r"LogisticRegression weighs classes itself \(class_weight='balanced'\), .* twice; leave"
-    )
-    told(lambda: bake_logit_adjustment(weighted, PRIOR), message)
-    silent(lambda: bake_logit_adjustment(weighted, PRIOR, tau=0.3))
+    with pytest.warns(AdjustedTwiceWarning, match="class_weight='balanced'") as caught:
+        bake_logit_adjustment(weighted, PRIOR)
+    assert [one.filename for one in caught] == [__file__]
