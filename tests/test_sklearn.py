@@ -287,7 +287,9 @@ def test_tau_is_the_exact_maximiser_of_the_pooled_balanced_accuracy():
     scores = [recall_mean(labels, row) for row in predicted]
     assert model.best_score_ == pytest.approx(scores[0], abs=1e-12)
     assert scores[0] >= max(scores) - 1e-12
-    np.testing.assert_allclose(1 - model.tau_curve_.exact(np.array(taus)), scores, atol=1e-12)
+    curve = model.tau_curve_
+    np.testing.assert_allclose(1 - curve.exact(np.array(taus)), scores, atol=1e-12)
+    np.testing.assert_allclose(curve.scores, 1 - curve.exact(curve.taus), atol=1e-12)
     # What predicts in the end was fitted on everything, with the prior of everything.
     fixed = LogitAdjustedClassifier(LogisticRegression(), tau=model.best_tau_).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X), fixed.predict_proba(X), atol=1e-12)

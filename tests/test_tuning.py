@@ -632,6 +632,8 @@ def test_results_are_plain_json():
     assert f"tau = {result.tau:.4g}" in str(result)
     plain = json.loads(json.dumps(result.to_dict(curve_points=5)))
     assert plain["tau"] == result.tau
+    assert result.confidence is not None
+    assert plain["confidence"] == list(result.confidence)
     assert plain["counts"] == result.counts.tolist()
     assert plain["error_at"] == {"0": result.error_at(0.0), "1": result.error_at(1.0)}
     assert plain["curve"]["tau"] == [0.0, 1.0, 2.0, 3.0, 4.0]
