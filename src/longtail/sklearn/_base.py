@@ -236,12 +236,15 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         scores = self._decisions(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def retarget(self, **rule: Any) -> LogitAdjustedClassifier:
+    def retarget(
+        self, *, tau: Any = "same", target: Any = "same", costs: Any = "same"
+    ) -> LogitAdjustedClassifier:
         """Return the fitted classifier, frozen, under another rule, without fitting anything.
 
         Args:
-            **rule: any of `tau`, `target` and `costs`, as in LogitAdjustedClassifier; the others
-                stay.
+            tau: as in LogitAdjustedClassifier, or "same" for the one in use.
+            target: likewise.
+            costs: likewise; None for no costs.
 
         Examples:
             >>> from sklearn.datasets import load_iris
@@ -257,7 +260,10 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         check_is_fitted(self)
         inner = self.estimator_
         frozen = inner if isinstance(inner, FrozenEstimator) else FrozenEstimator(inner)
-        rule = {"tau": self._tau, "target": self.target, "costs": self.costs} | rule
+        rule = {"tau": self._tau, "target": self.target, "costs": self.costs}
+        for name, value in {"tau": tau, "target": target, "costs": costs}.items():
+            if not (isinstance(value, str) and value == "same"):
+                rule[name] = value
         made = LogitAdjustedClassifier(
             frozen,
             prior=self.prior_,
