@@ -261,9 +261,8 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         inner = self.estimator_
         frozen = inner if isinstance(inner, FrozenEstimator) else FrozenEstimator(inner)
         rule = {"tau": self._tau, "target": self.target, "costs": self.costs}
-        for name, value in {"tau": tau, "target": target, "costs": costs}.items():
-            if not (isinstance(value, str) and value == "same"):
-                rule[name] = value
+        given = {"tau": tau, "target": target, "costs": costs}
+        rule |= {k: v for k, v in given.items() if not (isinstance(v, str) and v == "same")}
         made = LogitAdjustedClassifier(
             frozen,
             prior=self.prior_,
